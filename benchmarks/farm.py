@@ -88,7 +88,7 @@ def preferred() -> Iterator[bool]:
 
 
 def processor_s(pid: int) -> tuple[float, float]:
-    """Returns the processor time of all threads of a process, and the time for which they were
+    """Return the processor time of all threads of a process, and the time for which they were
     ready and waited for a processor, seconds (Documentation/scheduler/sched-stats of Linux).
     """
     ran, waited = 0, 0
@@ -100,7 +100,7 @@ def processor_s(pid: int) -> tuple[float, float]:
 
 
 def dispatch(tasks: int, nodes: int, equal: bool) -> dict[str, Any]:
-    """Run that many tasks of ``true``. Returns the figures. ``equal``: the daemon does not get the
+    """Run that many tasks of ``true``. Return the figures. ``equal``: the daemon does not get the
     processor before the tasks.
     """
     with (

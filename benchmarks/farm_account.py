@@ -55,7 +55,7 @@ class Account:
 
 
 def tries_of(folder: Path) -> Iterator[Try]:
-    """Yields the tries whose records lie in ``folder``. One that was cut short ended when its
+    """Yield the tries whose records lie in ``folder``. One that was cut short ended when its
     record was last changed.
     """
     for path in folder.iterdir():
@@ -76,7 +76,7 @@ def account(
     cores: int,
     tasks: int,
 ) -> Account:
-    """Returns the account of a farm.
+    """Return the account of a farm.
 
     Args:
         tries: all tries of its tasks.
@@ -127,7 +127,7 @@ def _idle(
     cores: int,
     tasks: int,
 ) -> tuple[float, float]:
-    """Returns the node-seconds that nobody used while tasks waited, and those without a main
+    """Return the node-seconds that nobody used while tasks waited, and those without a main
     job.
     """
     changes: list[tuple[float, str, int, int]] = []

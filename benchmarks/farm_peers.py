@@ -70,7 +70,7 @@ CLUSTER = {
 
 
 def lengths(tasks: int, scale: float, seed: int) -> list[float]:
-    """Returns the seconds that each task takes."""
+    """Return the seconds that each task takes."""
     rng = random.Random(seed)
     return [scale * rng.uniform(SHORTEST_S, LONGEST_S) for _ in range(tasks)]
 
@@ -85,7 +85,7 @@ def run(
     limit_s: float,
     longest_s: float,
 ) -> dict[str, Any]:
-    """Let one contender do the farm on a Slurm of its own. Returns its account.
+    """Let one contender do the farm on a Slurm of its own. Return its account.
 
     Args:
         name: of the contender.
@@ -137,7 +137,7 @@ def run(
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns MalleTrain's time and waste as fractions of the array's, where both did all tasks."""
+    """Return MalleTrain's time and waste as fractions of the array's, where both did all tasks."""
     row_of = {row["contender"]: row for row in rows if "seconds" in row}
     if not {REFERENCE, PRODUCT} <= set(row_of):
         return {}
@@ -162,7 +162,7 @@ def compare(
     limit_s: float,
     console: Console,
 ) -> dict[str, Any]:
-    """Let the contenders do the same farm, one after another. Returns all figures."""
+    """Let the contenders do the same farm, one after another. Return all figures."""
     seconds, trace = lengths(tasks, scale, seed), workload(nodes, TRACE_S, LOAD, seed)
     rows: list[dict[str, Any]] = []
     for name in contenders:

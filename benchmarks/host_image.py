@@ -16,7 +16,7 @@ EMPTY = ("dev", "proc", "sys", "tmp", "etc", "home", "mnt", "var/tmp", "run", "r
 
 
 def make_image(directory: Path, python: Path | None = None) -> Path:
-    """Make the image; returns its path.
+    """Make the image; return its path.
 
     Args:
         directory: where; it is made.

@@ -84,7 +84,7 @@ class Trainings:
         self._enough = embedded.work / "enough"
 
     def submit(self, repeat: str, **options: object) -> str:
-        """Submit a job; returns its id."""
+        """Submit a job; return its id."""
         self._enough.unlink(missing_ok=True)
         env = {"MALLETRAIN_PRELOAD": PRELOADED.get(self._model, ""), **options.pop("env", {})}  # type: ignore[dict-item]
         arguments = (self._model, self._data, repeat)

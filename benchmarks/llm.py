@@ -235,7 +235,7 @@ class BatchFaults:
         """Epoch → tokens that were generated in it, as its last status says."""
 
     def run(self, period_s: float, limit_s: float) -> float:
-        """Returns the seconds until the batch was complete."""
+        """Return the seconds until the batch was complete."""
         began = time.monotonic()
         kinds = iter(())
         next_at = began + period_s

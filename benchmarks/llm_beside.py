@@ -123,7 +123,7 @@ class Result:
 
 
 def submit_training(made: Site, name: str) -> str:
-    """Submit the training; returns the job's id."""
+    """Submit the training; return the job's id."""
     script = made.work / "train_batching.py"
     if not script.exists():
         made.script(script.name, (ROOT / "benchmarks" / "train_batching.py").read_text())
@@ -140,7 +140,7 @@ def trains(made: Site, job: str) -> None:
 
 
 def measure(made: Site, job: str, seconds: float) -> tuple[float, int]:
-    """Returns the samples/s of a job over a time, and the fewest nodes that it had."""
+    """Return the samples/s of a job over a time, and the fewest nodes that it had."""
     first, began, fewest = made.job(job).samples, time.monotonic(), TRAINING_NODES
     while time.monotonic() - began < seconds:
         time.sleep(0.5)

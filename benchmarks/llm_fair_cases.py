@@ -49,11 +49,11 @@ class Engine:
     replicas: int = 1
 
     def nodes(self) -> list[Presence]:
-        """Returns replicas that stay."""
+        """Return replicas that stay."""
         return [Presence(f"node{number}", 0.0) for number in range(self.replicas)]
 
     def answers_per_s(self, prompt: int, output: int) -> float:
-        """Returns the answers of one size that a full replica completes in a second."""
+        """Return the answers of one size that a full replica completes in a second."""
         count = min(self.capacity.slots, self.capacity.kv_tokens // (prompt + output))
         step_s = self.times.iteration_s(0, count, int(count * (prompt + output / 2)))
         return (
@@ -64,7 +64,7 @@ class Engine:
 def policies(
     applications: dict[str, Application] | None = None, limit: int | None = LIMIT
 ) -> dict[str, Callable[[], SchedulingPolicy]]:
-    """Returns each policy's name and what makes one.
+    """Return each policy's name and what makes one.
 
     Args:
         applications: declared for fairserve.
@@ -83,7 +83,7 @@ def policies(
 
 
 def merged(*streams: Iterable[Arrival]) -> list[Arrival]:
-    """Returns arrivals in the order of time."""
+    """Return arrivals in the order of time."""
     return sorted(itertools.chain(*streams), key=lambda arrival: arrival.time)
 
 
@@ -98,7 +98,7 @@ def steady(
     application: str = "",
     interaction: str = "",
 ) -> Iterator[Arrival]:
-    """Yields equal requests of one user at equal distances."""
+    """Yield equal requests of one user at equal distances."""
     for number in range(int(rate * seconds)):
         yield Arrival(
             start + number / rate,
@@ -151,7 +151,7 @@ def simulate(
     since: float = 0.0,
     followers: Callable[[RequestRecord], Iterable[Arrival]] | None = None,
 ) -> tuple[ServingResult, ServiceOverTime]:
-    """Returns what happened until a time, and the service since another."""
+    """Return what happened until a time, and the service since another."""
     service = ServiceOverTime(since)
     simulation = ServingSimulation(
         policy, engine.times, engine.capacity, followers=followers, observer=service.observe
@@ -178,7 +178,7 @@ def two_users(engine: Engine, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def published_bound(engine: Engine, longest_prompt: int) -> float:
-    """Returns the bound of VTC's theorem 4.4, for the KV memory of all replicas."""
+    """Return the bound of VTC's theorem 4.4, for the KV memory of all replicas."""
     kv_tokens = engine.replicas * engine.capacity.kv_tokens
     return 2 * max(INPUT_WEIGHT * longest_prompt, OUTPUT_WEIGHT * kv_tokens)
 
@@ -267,7 +267,7 @@ class Chats:
         )
 
     def follow(self, record: RequestRecord) -> Iterator[Arrival]:
-        """Yields the next call of an interaction whose last one was answered."""
+        """Yield the next call of an interaction whose last one was answered."""
         end, request = record.end, record.request
         if end is None or end.state is not RequestState.DONE or request.ends_interaction:
             return
@@ -278,7 +278,7 @@ class Chats:
 
 
 def quantile(values: list[float], part: float) -> float:
-    """Returns a quantile; infinite without values."""
+    """Return a quantile; infinite without values."""
     if len(values) < 2:
         return values[0] if values else float("inf")
     return statistics.quantiles(values, n=1000, method="inclusive")[round(part * 1000) - 1]
@@ -384,7 +384,7 @@ DETECTION_S = 1.0
 def losing_nodes(
     engine: Engine, seconds: float, every_s: float, load_s: float, notice_s: float | None
 ) -> Iterator[Presence]:
-    """Yields replicas of which one ends every ``every_s`` seconds, in turn, and is replaced at
+    """Yield replicas of which one ends every ``every_s`` seconds, in turn, and is replaced at
     once.
     """
     for place in range(engine.replicas):
@@ -448,7 +448,7 @@ def losses(
 
 
 def users_of(requests: list[TraceRequest], seed: int, count: int = 27) -> list[str]:
-    """Returns the user of each request: that of the trace, else drawn with Zipf's frequencies."""
+    """Return the user of each request: that of the trace, else drawn with Zipf's frequencies."""
     if any(request.user for request in requests):
         return [request.user for request in requests]
     rng = random.Random(seed)
@@ -460,7 +460,7 @@ def users_of(requests: list[TraceRequest], seed: int, count: int = 27) -> list[s
 def trace_arrivals(
     requests: list[TraceRequest], speed: float, seed: int, longest: int
 ) -> Iterator[Arrival]:
-    """Yields the requests of a trace, faster. Those longer than a replica holds are shortened."""
+    """Yield the requests of a trace, faster. Those longer than a replica holds are shortened."""
     for number, (request, user) in enumerate(zip(requests, users_of(requests, seed), strict=True)):
         output = min(request.output_tokens, longest // 2)
         if request.blocks:

@@ -58,14 +58,14 @@ class GapAccount:
 
 
 def lengths(trace: Trace, start_s: float, end_s: float) -> Floats:
-    """Returns the lengths of the gaps that begin in a time, seconds."""
+    """Return the lengths of the gaps that begin in a time, seconds."""
     gaps = trace.gaps()
     within = (gaps.start >= start_s) & (gaps.start < end_s)
     return np.asarray(gaps.length[within], dtype=np.float64)
 
 
 def life_table(trace: Trace, end_s: float) -> SurvivalEstimator:
-    """Returns the life table of the gaps before a time, as the daemon has it then."""
+    """Return the life table of the gaps before a time, as the daemon has it then."""
     table = SurvivalEstimator()
     gaps = trace.gaps()
     order = np.argsort(gaps.end)
@@ -76,7 +76,7 @@ def life_table(trace: Trace, end_s: float) -> SurvivalEstimator:
 
 
 def age_of_replicas(table: SurvivalEstimator, load_s: float, worth: float) -> float:
-    """Returns the age of a gap at which its node becomes a replica: the one of which most worth is
+    """Return the age of a gap at which its node becomes a replica: the one of which most worth is
     expected, seconds; infinite if it should always train.
     """
 
@@ -97,7 +97,7 @@ def age_of_replicas(table: SurvivalEstimator, load_s: float, worth: float) -> fl
 def account(
     idle: Floats, table: SurvivalEstimator, load_s: float, lease_s: float, worth: float
 ) -> GapAccount:
-    """Returns the account of gaps.
+    """Return the account of gaps.
 
     Args:
         idle: lengths, seconds.

@@ -62,7 +62,7 @@ class Outcome:
     """custom_id → text of the answer."""
 
     def row(self) -> dict[str, str | int | float]:
-        """Returns it without the texts."""
+        """Return it without the texts."""
         return {name: value for name, value in asdict(self).items() if name != "texts"}
 
 
@@ -78,7 +78,7 @@ class Kills:
     done: int = 0
 
     def next_node(self, generated: int, requests: int) -> int | None:
-        """Returns the number of the node that is to be lost now; None if none is.
+        """Return the number of the node that is to be lost now; None if none is.
 
         Args:
             generated: tokens until now.
@@ -106,7 +106,7 @@ def write_requests(path: Path, numbers: Sequence[int]) -> None:
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """Returns custom_id → text of the answers in an output; empty if there is none."""
+    """Return custom_id → text of the answers in an output; empty if there is none."""
     if not path.exists():
         return {}
     texts = {}

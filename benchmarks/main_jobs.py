@@ -77,7 +77,7 @@ class MainRecord:
 
 
 def peak(jobs: Sequence[MainJob], begin: float, end: float) -> int:
-    """Returns the largest number of nodes that jobs ask for at one moment of an interval, each for
+    """Return the largest number of nodes that jobs ask for at one moment of an interval, each for
     its length and SLACK_S.
     """
     spans = [(job.arrival, job.arrival + job.seconds + SLACK_S, job.nodes) for job in jobs]
@@ -88,7 +88,7 @@ def peak(jobs: Sequence[MainJob], begin: float, end: float) -> int:
 
 
 def workload(nodes: int, seconds: float, load: float, seed: int) -> list[MainJob]:
-    """Returns jobs that ask for about ``load`` of the machine, and never for more than 7/8 of it.
+    """Return jobs that ask for about ``load`` of the machine, and never for more than 7/8 of it.
 
     Args:
         nodes: number of nodes of the machine.
@@ -117,7 +117,7 @@ def workload(nodes: int, seconds: float, load: float, seed: int) -> list[MainJob
 
 
 def drawn(amount_s: float, draw: Callable[[random.Random], MainJob], seed: int) -> list[MainJob]:
-    """Returns jobs that ask for ``amount_s`` in all, by arrival. They may wait for each other.
+    """Return jobs that ask for ``amount_s`` in all, by arrival. They may wait for each other.
 
     Args:
         amount_s: as :attr:`MainJob.requested_s`.
@@ -167,7 +167,7 @@ class Player(threading.Thread):
             self._error = error
 
     def stop(self) -> list[MainRecord]:
-        """Submit no more, and cancel those that have not ended. Returns the records.
+        """Submit no more, and cancel those that have not ended. Return the records.
 
         Raises:
             RuntimeError: Slurm refused a job.
@@ -188,7 +188,7 @@ class Player(threading.Thread):
             raise RuntimeError(f"A main job could not be submitted: {self._error}.")
 
     def records(self) -> list[MainRecord]:
-        """Returns what became so far of the jobs that were submitted."""
+        """Return what became so far of the jobs that were submitted."""
         return [self._record(number) for number in range(len(self._submitted))]
 
     @property
@@ -215,7 +215,7 @@ class Player(threading.Thread):
 def replay(
     slurm: SlurmCluster, jobs: Sequence[MainJob], folder: Path, seconds: float
 ) -> tuple[float, list[MainRecord]]:
-    """Play a whole trace. Returns when it began, clock, seconds, and the records of its jobs, each
+    """Play a whole trace. Return when it began, clock, seconds, and the records of its jobs, each
     of which has started. Those that have not ended then are cancelled.
 
     Args:

@@ -75,7 +75,7 @@ CASES = {
 
 
 def workload(nodes: int, minutes: float, load: float, seed: int, case: Case) -> list[MainJob]:
-    """Returns the main jobs of a case; they never wait for each other."""
+    """Return the main jobs of a case; they never wait for each other."""
     jobs = main_jobs.workload(nodes, 60 * minutes, load, seed)
     if not case.heterogeneous:
         return jobs
@@ -85,13 +85,13 @@ def workload(nodes: int, minutes: float, load: float, seed: int, case: Case) -> 
 def waits(
     slurm: SlurmCluster, jobs: Sequence[MainJob], folder: Path, minutes: float
 ) -> list[float]:
-    """Play a trace. Returns how long each job waited, seconds."""
+    """Play a trace. Return how long each job waited, seconds."""
     _, records = main_jobs.replay(slurm, jobs, folder, 60 * minutes)
     return [record.started - record.submitted for record in records if record.started is not None]
 
 
 def told_bound_s(slurm: SlurmCluster, config: Path, heterogeneous: bool) -> float:
-    """Returns the longest wait that ``malletrain check`` tells, seconds.
+    """Return the longest wait that ``malletrain check`` tells, seconds.
 
     Args:
         slurm: the Slurm.
@@ -109,7 +109,7 @@ def told_bound_s(slurm: SlurmCluster, config: Path, heterogeneous: bool) -> floa
 
 
 def compared(bound_s: float, without: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
-    """Returns the figures of a case.
+    """Return the figures of a case.
 
     Args:
         bound_s: the longest wait that ``check`` tells, seconds.
@@ -130,7 +130,7 @@ def compared(bound_s: float, without: Sequence[float], beside: Sequence[float]) 
 def measure(
     name: str, nodes: int, minutes: float, load: float, seed: int, config: str
 ) -> dict[str, Any]:
-    """Returns the figures of one case. ``config``: the configuration of the daemon."""
+    """Return the figures of one case. ``config``: the configuration of the daemon."""
     case = CASES[name]
     jobs = workload(nodes, minutes, load, seed, case)
     root = Path(tempfile.mkdtemp(prefix="mt-noharm-", dir="/tmp"))

@@ -35,7 +35,7 @@ class Peer(Protocol):
     """One framework that trains elastically."""
 
     def begin(self, nodes: int) -> None:
-        """Start to train on so many nodes; returns at once."""
+        """Start to train on so many nodes; return at once."""
 
     def join(self) -> None:
         """Give it one more node."""

@@ -156,7 +156,7 @@ def run_profile(truth: Truth, method: Method, rng: random.Random, setting: Setti
 def measure(
     rate: float, nodes: int, rng: random.Random, noise: float
 ) -> tuple[ThroughputMeter, float, float]:
-    """Let the job run at one size until the meter is content; returns it, the seconds and the
+    """Let the job run at one size until the meter is content; return it, the seconds and the
     samples processed.
     """
     meter = ThroughputMeter(nodes, 0.0, MeasureConfig())

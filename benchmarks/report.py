@@ -66,7 +66,7 @@ def time_calls(call: Callable[[], None], calls: int) -> float:
 
 
 def measure(case: str, calls: int) -> dict[str, float]:
-    """Runs in a process of its own: mean and worst cost of a call, microseconds."""
+    """Run in a process of its own: mean and worst cost of a call, microseconds."""
     import malletrain
     from malletrain.training import report
 

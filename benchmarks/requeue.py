@@ -87,14 +87,14 @@ CLUSTER = {
 
 
 def number_of_trainings(contender: str, trainings: int, nodes: int) -> int:
-    """Returns how many trainings a contender has: a job array has one for each node if the others
+    """Return how many trainings a contender has: a job array has one for each node if the others
     have one.
     """
     return nodes if contender == "array" and trainings == 1 else trainings
 
 
 def run(name: str, trace: Sequence[MainJob], options: argparse.Namespace) -> dict[str, Any]:
-    """Let one contender train beside the main jobs on a Slurm of its own. Returns its account.
+    """Let one contender train beside the main jobs on a Slurm of its own. Return its account.
 
     Args:
         name: of the contender.
@@ -162,7 +162,7 @@ def run(name: str, trace: Sequence[MainJob], options: argparse.Namespace) -> dic
 
 
 def with_added_waits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows with the wait that each contender added to the main jobs, if they were also
+    """Return the rows with the wait that each contender added to the main jobs, if they were also
     run alone.
     """
     alone = next((row["main_waits_s"] for row in rows if row["contender"] == CONTROL), None)
@@ -177,7 +177,7 @@ def with_added_waits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of MalleTrain as fractions of those of the peer with the most samples,
+    """Return the figures of MalleTrain as fractions of those of the peer with the most samples,
     and its furthest training as a fraction of the furthest of the peers.
     """
     measured = {row["contender"]: row for row in rows if "samples" in row}
@@ -197,7 +197,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Let the contenders train, one after another. Returns all figures."""
+    """Let the contenders train, one after another. Return all figures."""
     seconds = 60 * options.minutes + SPARE_S
     trace = workload(options.nodes, seconds, options.load, options.seed)
     rows: list[dict[str, Any]] = []

@@ -89,7 +89,7 @@ class Account:
 
 
 def records_of(folder: Path) -> list[Record]:
-    """Returns the records whose files lie in ``folder``. A step that was cut short ended when its
+    """Return the records whose files lie in ``folder``. A step that was cut short ended when its
     file was last changed.
     """
     records = []
@@ -109,7 +109,7 @@ def records_of(folder: Path) -> list[Record]:
 
 
 def outcome(records: Iterable[Record]) -> tuple[list[Step], list[Step]]:
-    """Returns the steps of one training that counted, and those that were thrown away."""
+    """Return the steps of one training that counted, and those that were thrown away."""
     counted: list[Step] = []
     thrown_away: list[Step] = []
     for record in sorted((r for r in records if r.total), key=lambda record: record.ended):
@@ -125,7 +125,7 @@ def outcome(records: Iterable[Record]) -> tuple[list[Step], list[Step]]:
 def gaps_of(
     main: Sequence[MainRecord], nodes: Iterable[str], begin: float, end: float
 ) -> dict[str, Intervals]:
-    """Returns by node the times without a main job."""
+    """Return by node the times without a main job."""
     used: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in main:
         if record.started is not None:
@@ -136,7 +136,7 @@ def gaps_of(
 
 
 def waits_of(main: Sequence[MainRecord], end: float) -> list[float]:
-    """Returns how long each main job that was submitted before ``end`` waited, seconds."""
+    """Return how long each main job that was submitted before ``end`` waited, seconds."""
     return [
         min(end, end if record.started is None else record.started) - record.submitted
         for record in main
@@ -153,7 +153,7 @@ def account(
     nodes: Sequence[str],
     trainings: int,
 ) -> Account:
-    """Returns the account of a contender.
+    """Return the account of a contender.
 
     Args:
         records: all records of its trainings. Those that ended after ``end`` do not count.
@@ -214,7 +214,7 @@ def account(
 
 
 def added_wait(beside: Sequence[float], alone: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean and the longest wait that a contender added to the main jobs, job by job.
+    """Return the mean and the longest wait that a contender added to the main jobs, job by job.
 
     Args:
         beside: waits of the main jobs beside the contender, in the order of their arrival, seconds.
@@ -234,7 +234,7 @@ def _share(gaps: Mapping[str, Intervals], trained: Mapping[str, Intervals]) -> f
 def _first_steps(
     gaps: Mapping[str, Intervals], trained: Mapping[str, Intervals], begin: float
 ) -> list[float | None]:
-    """Returns for each release of a node how long it took to the begin of a step there; None: there
+    """Return for each release of a node how long it took to the begin of a step there; None: there
     was none before the next main job.
     """
     return [

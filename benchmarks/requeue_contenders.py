@@ -87,7 +87,7 @@ def none(field: Field) -> Iterator[Prepared]:
 
 
 def write_script(field: Field, number: str, training: str, signal: str) -> Path:
-    """Writes a batch script.
+    """Write a batch script.
 
     Args:
         field: where the contender works.
@@ -111,7 +111,7 @@ def write_script(field: Field, number: str, training: str, signal: str) -> Path:
 
 
 def sbatch(field: Field, script: Path, nodes: int, *options: str) -> None:
-    """Submits a batch script to the preemptable partition."""
+    """Submit a batch script to the preemptable partition."""
     field.slurm.run(
         "sbatch",
         f"--partition={PARTITION}",

@@ -19,12 +19,12 @@ from malletrain import ElasticSampler
 
 
 def task() -> tuple[int, int]:
-    """Returns the number of this task of the job, and how many there are."""
+    """Return the number of this task of the job, and how many there are."""
     return int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
 
 
 def exact_sampler(rank: int, world: int) -> ElasticSampler:
-    """Returns the sampler of a job whose number of tasks never changes."""
+    """Return the sampler of a job whose number of tasks never changes."""
     return ElasticSampler(
         SAMPLES,
         batch_size=BATCH,
@@ -64,7 +64,7 @@ class SlurmTraining:
         self._every_s, self._saved_at = args.checkpoint_every_s, time.monotonic()
 
     def steps(self) -> Iterator[None]:
-        """Yields after each step."""
+        """Yield after each step."""
         for _ in self._sampler.epochs(1):
             for samples in self._sampler:
                 self._log.begin(self._sampler.position)
@@ -77,7 +77,7 @@ class SlurmTraining:
                 yield
 
     def state(self) -> dict[str, Any]:
-        """Returns the state between two steps."""
+        """Return the state between two steps."""
         return {name: each.state_dict() for name, each in self._saved.items()}
 
     def is_checkpoint_due(self) -> bool:

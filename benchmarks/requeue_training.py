@@ -27,7 +27,7 @@ DATA = "digits.pt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of every variant of the script."""
+    """Add the arguments of every variant of the script."""
     parser.add_argument("folder", type=Path, help="of the data and of the records")
     parser.add_argument("--training", type=int, default=0, help="number of this training")
     parser.add_argument("--step-s", type=float, default=1.0, help="wait in every step, seconds")
@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """Returns the arguments of a variant that has no others."""
+    """Return the arguments of a variant that has no others."""
     parser = argparse.ArgumentParser(description=description)
     add_arguments(parser)
     return parser.parse_args()
 
 
 def write_digits(folder: Path) -> None:
-    """Writes scikit-learn's digits to a file, so that no training imports scikit-learn."""
+    """Write scikit-learn's digits to a file, so that no training imports scikit-learn."""
     from sklearn.datasets import load_digits
 
     features, labels = load_digits(return_X_y=True)

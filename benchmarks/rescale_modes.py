@@ -43,7 +43,7 @@ class Contender(Protocol):
         """Begin to train on all nodes."""
 
     def shrink(self, by: int) -> None:
-        """Have the training leave ``by`` nodes; returns at once."""
+        """Have the training leave ``by`` nodes; return at once."""
 
     def grow(self, by: int) -> None:
         """Give the nodes back."""
@@ -55,7 +55,7 @@ class Contender(Protocol):
         """Bring the lost node back."""
 
     def begin_anew(self) -> None:
-        """End the training, and begin another on the same nodes; returns when that is asked for."""
+        """End the training, and begin another on the same nodes; return when that is asked for."""
 
     def phases(self) -> list[dict[str, float]]:
         """Parts of every rescale so far in seconds, where the contender knows them."""

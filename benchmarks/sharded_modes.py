@@ -48,7 +48,7 @@ class Sharded(Protocol):
     """One way to train a sharded model on a number of nodes, and then on another."""
 
     def begin(self, nodes: int) -> None:
-        """Start to train on so many nodes; returns at once."""
+        """Start to train on so many nodes; return at once."""
 
     def resize(self, nodes: int) -> None:
         """Change to so many nodes."""

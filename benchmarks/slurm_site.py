@@ -63,7 +63,7 @@ def running_daemon(root: Path, slurm: SlurmCluster, config: str) -> Iterator[Pat
 
 
 def nodes_leased(state: Path) -> int | None:
-    """Returns how many nodes a daemon holds; None if it does not answer."""
+    """Return how many nodes a daemon holds; None if it does not answer."""
     try:
         with Connection.of(state) as client:
             return int(client.status().nodes_leased)
@@ -108,6 +108,6 @@ def submit_stubs(root: Path, state: Path, names: Sequence[str], nodes: int) -> P
 
 
 def submissions(slurm: SlurmCluster) -> int:
-    """Returns how many jobs and arrays were submitted since slurmctld began."""
+    """Return how many jobs and arrays were submitted since slurmctld began."""
     match = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
     return int(match[1]) if match else 0

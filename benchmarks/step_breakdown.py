@@ -166,7 +166,7 @@ class Named:
 
 
 def drawn(number: random.Random, cause: str | None = None) -> Injection:
-    """Returns an injection: its cause and strength are random."""
+    """Return an injection: its cause and strength are random."""
     cause = cause or number.choice(sorted(NAMED))
     low, high = (0.1, 0.3) if cause == "disk" else (0.02, 0.08)
     return Injection(cause, round(number.uniform(low, high), 4), number.randrange(2))
@@ -207,7 +207,7 @@ def run(embedded: Site, injection: Injection, steps: int, *, live: bool = False)
 
 
 def causes(o: argparse.Namespace) -> list[Named]:
-    """Returns the results of ``--runs`` jobs."""
+    """Return the results of ``--runs`` jobs."""
     number, results = random.Random(o.seed), []
     with tempfile.TemporaryDirectory() as folder, site(Path(folder) / "site", nodes=2) as made:
         for _ in range(o.runs):
@@ -241,7 +241,7 @@ class Cost:
 
 
 def overhead(o: argparse.Namespace) -> Cost:
-    """Returns what measuring costs a process with one peer, which is always there."""
+    """Return what measuring costs a process with one peer, which is always there."""
     import torch
     import torch.distributed as dist
 

@@ -38,7 +38,7 @@ class Training:
                 training.save(self._state)
 
     def checkpoint(self) -> Any:
-        """Save the state of the last step that has ended. Returns what the requeued job calls."""
+        """Save the state of the last step that has ended. Return what the requeued job calls."""
         from submitit.helpers import DelayedSubmission
 
         if self._training is not None and self._state is not None:

@@ -16,7 +16,7 @@ RADIUS = 24.0
 
 def pictures(setting: Setting) -> list[Path]:
     """Draw the last day that has an analysis, made fine by the last of the plan's methods that
-    assimilation is tried with; returns the files.
+    assimilation is tried with; return the files.
     """
     import numpy as np
     import torch

@@ -62,7 +62,7 @@ def train_on_trace(
     """Submit ``script`` with ``arguments`` for 1 to ``nodes`` nodes, and wait until it is
     completed.
 
-    The trace is repeated after ``seconds``. Returns rescales, preempted nodes (``lost``), the job's
+    The trace is repeated after ``seconds``. Return rescales, preempted nodes (``lost``), the job's
     tries, and seconds by number of nodes.
 
     Raises:

@@ -93,26 +93,26 @@ class Change:
 
 
 def host() -> str:
-    """Returns the name or address under which the other members reach this node."""
+    """Return the name or address under which the other members reach this node."""
     return os.environ.get(env.HOST, "127.0.0.1")
 
 
 def gpu_count() -> int:
-    """Returns the number of GPUs that this process may use: those of the lease, which may be some
+    """Return the number of GPUs that this process may use: those of the lease, which may be some
     of the host's.
     """
     return count_gpus()
 
 
 def job_key() -> bytes:
-    """Returns the secret that all processes of this job share, 32 bytes, to authenticate
+    """Return the secret that all processes of this job share, 32 bytes, to authenticate
     connections. Empty outside MalleTrain.
     """
     return bytes.fromhex(os.environ.get(env.JOB_KEY, ""))
 
 
 def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change]:
-    """Returns the changes between two views, members that left first. A process that restarted at
+    """Return the changes between two views, members that left first. A process that restarted at
     another address counts as one that left and one that joined.
     """
     before, after = {(m.node, m.address): m for m in old}, {(m.node, m.address): m for m in new}
@@ -172,7 +172,7 @@ class Membership:
         return self._view
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the first view. Returns whether it has arrived; False also if the launcher ends
+        """Wait for the first view. Return whether it has arrived; False also if the launcher ends
         before.
         """
         self._first_view_or_end.wait(timeout_s)
@@ -180,7 +180,7 @@ class Membership:
 
     def wait_for_change(self, since: int, timeout_s: float | None = None) -> int:
         """Wait until there is a newer view than the one with number ``since``: a member joins,
-        becomes ready, gets notice to leave or leaves. Returns at once if there is one, and at the
+        becomes ready, gets notice to leave or leaves. Return at once if there is one, and at the
         end of the launcher or of the iterators.
 
         Args:
@@ -199,7 +199,7 @@ class Membership:
             return self.view_number
 
     def changes(self) -> Iterator[Change]:
-        """Yields the present members as ``joined``, then every change. Ends when the launcher ends
+        """Yield the present members as ``joined``, then every change. Ends when the launcher ends
         or :meth:`close` is called; after that it yields the present members only.
         """
         inbox: queue.SimpleQueue[Change | None] = queue.SimpleQueue()

@@ -55,7 +55,7 @@ class TokenBucket:
         return max(0.0, (min(count, self.burst) - self.tokens) / self.rate)
 
     def spend(self, count: float = 1) -> float:
-        """Take tokens, including future ones. Returns the seconds until all of them are available.
+        """Take tokens, including future ones. Return the seconds until all of them are available.
         A negative ``count`` gives tokens back.
         """
         with self._lock:
@@ -64,7 +64,7 @@ class TokenBucket:
             return max(0.0, -self._tokens / self.rate)
 
     def take(self) -> bool:
-        """Take a token if one is available. Returns whether one was."""
+        """Take a token if one is available. Return whether one was."""
         with self._lock:
             self._refill()
             is_available = self._tokens >= 1.0 - 1e-9

@@ -13,7 +13,7 @@ FEWEST = 10
 
 
 def cases(number: int) -> int:
-    """Returns how many of ``number`` cases a test draws in the profile that is loaded."""
+    """Return how many of ``number`` cases a test draws in the profile that is loaded."""
     if settings.get_current_profile_name() != EVERY_CHANGE:
         return number
     return min(number, max(FEWEST, number // 3))

@@ -17,7 +17,7 @@ import time
 
 
 def one_pass(seed: int, arguments: list[str]) -> int:
-    """Run every test that draws, with this seed; returns pytest's exit status."""
+    """Run every test that draws, with this seed; return pytest's exit status."""
     print(f"seed {seed}: once more with  make fuzz FUZZ_SEED={seed}", flush=True)
     argv = [sys.executable, "-m", "pytest", "-q", "--hypothesis-profile=fuzz"]
     argv += [f"--hypothesis-seed={seed}", "-m", "hypothesis or any_seed", *arguments]

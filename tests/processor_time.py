@@ -22,7 +22,7 @@ _began: dict[str, float] = {}
 
 
 def used_s() -> float:
-    """Returns the processor time of this process and of its children that have ended, seconds."""
+    """Return the processor time of this process and of its children that have ended, seconds."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -41,7 +41,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
 
 
 def by_folder(seconds: dict[str, float]) -> Counter[str]:
-    """Returns the processor time by folder of the tests.
+    """Return the processor time by folder of the tests.
 
     Args:
         seconds: processor time by the id of a test.

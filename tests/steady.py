@@ -51,7 +51,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def one_run(load: int, arguments: list[str]) -> tuple[dict[str, float], str]:
-    """Run the tests once beside ``load`` busy processes; returns the numbers and the output."""
+    """Run the tests once beside ``load`` busy processes; return the numbers and the output."""
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     rooms = [str(HERE / room) for room in ROOMS]
     argv += arguments or [

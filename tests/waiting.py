@@ -29,7 +29,7 @@ def until(
     pause_s: float = 0.01,
     details: Callable[[], str] = str,
 ) -> T:
-    """Poll until ``condition()`` is true; returns its value.
+    """Poll until ``condition()`` is true; return its value.
 
     Args:
         condition: what is waited for.

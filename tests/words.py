@@ -1,4 +1,5 @@
-"""``python -m tests.words``: names that this project does not use, part of ``make lint``.
+"""``python -m tests.words``: names that this project does not use, and docstrings that do not begin
+with the imperative; part of ``make lint``.
 
 Names of data are nouns: what a value is, and not that it was found, told or kept. Metaphors have
 given way to the field's terms (docs/glossary.md).
@@ -32,6 +33,13 @@ GONE_MODULES = frozenset(
         *("homes", "lasting", "said_times", "verdict", "bound", "doors", "recall", "held"),
     )
 )
+THIRD_PERSON = frozenset(
+    (
+        *("Adds", "Checks", "Completes", "Makes", "Opens", "Parses", "Plots", "Polls", "Raises"),
+        *("Returns", "Sends", "Simulates", "Starts", "Submits", "Writes", "Yields"),
+    )
+)
+"""First words of docstrings of functions, which say what to do: "Return", not "Returns"."""
 PARTICIPLES = frozenset(
     ("asked", "found", "given", "held", "kept", "known", "left", "said", "told", "wanted")
 )
@@ -50,12 +58,23 @@ def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.name, node.lineno
 
 
+def indicative_docstrings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The first words of docstrings of functions that are not imperative, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            word = (ast.get_docstring(node) or "").partition(" ")[0]
+            if word in THIRD_PERSON:
+                yield word, node.body[0].lineno
+
+
 def problems(path: Path) -> Iterator[str]:
     """What is wrong in one file, as sentences."""
-    place = path.relative_to(ROOT)
+    place, tree = path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))
     if path.stem in GONE_MODULES:
         yield f"{place}: the name of this module has a successor, see docs/glossary.md."
-    for name, line in names(ast.parse(path.read_text("utf-8"))):
+    for word, line in indicative_docstrings(tree):
+        yield f"{place}:{line}: {word}: begin with the imperative (PEP 257)."
+    for name, line in names(tree):
         bare = name.strip("_")
         if bare in GONE:
             yield f"{place}:{line}: {name} has a successor, see docs/glossary.md."

@@ -154,7 +154,7 @@ class OwnerCommand:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """Returns the exit code as of a shell; None while a process of the command is alive or
+        """Return the exit code as of a shell; None while a process of the command is alive or
         some output was not sent.
         """
         code = self._process.poll()
@@ -198,7 +198,7 @@ class OwnerCommand:
             self._process.send_signal(signal.SIGHUP)  # the supervisor kills them and ends
 
     def reap(self) -> bool:
-        """Returns whether the supervisor has ended, and reaps it."""
+        """Return whether the supervisor has ended, and reaps it."""
         return self._process.poll() is not None
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class NodeCommands:
         """Commands that were killed and are not reaped yet."""
 
     def pids(self) -> frozenset[int]:
-        """Returns the pids of the supervisors, which are reaped here."""
+        """Return the pids of the supervisors, which are reaped here."""
         return frozenset(c.pid for c in (*self._running.values(), *self._ending))
 
     def handle(self, message: CommandMessage, job: NodeJob | None) -> None:

@@ -106,7 +106,7 @@ _OPTIONS = (
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """Returns ``argv`` with ``--name=value`` for ``--name value``, because a key can start with a
+    """Return ``argv`` with ``--name=value`` for ``--name value``, because a key can start with a
     minus sign, and argparse would parse it as an option.
     """
     names = {f"--{option.name}" for option in _OPTIONS}
@@ -184,7 +184,7 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
 
 
 def _slot(values: Mapping[str, str]) -> SlotBounds | None:
-    """Returns what the lease has of its host; None for a whole node. Raises ValueError."""
+    """Return what the lease has of its host; None for a whole node. Raises ValueError."""
     cpus, memory = values["slot-cpus"], values["slot-memory-mb"]
     if not cpus and not memory:
         return None
@@ -201,5 +201,5 @@ def _slot(values: Mapping[str, str]) -> SlotBounds | None:
 
 
 def public_key(secret_key: str) -> str:
-    """Returns the public key of a Z85 secret key."""
+    """Return the public key of a Z85 secret key."""
     return zmq.curve_public(secret_key.encode()).decode()

@@ -175,7 +175,7 @@ RUNTIMES: dict[str, ContainerRuntime] = {
 def container_command(
     runtime: ContainerRuntime, container: ContainerSpec, command: Sequence[str]
 ) -> list[str]:
-    """Returns the command line that runs a command in a container.
+    """Return the command line that runs a command in a container.
 
     Args:
         runtime: the container runtime.
@@ -218,7 +218,7 @@ def container_command(
 def runtime_environment(
     runtime: ContainerRuntime, container: ContainerSpec, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the environment of the runtime's process: ``environment``, and the prefixed variables
+    """Return the environment of the runtime's process: ``environment``, and the prefixed variables
     that the runtime passes into the container.
 
     Args:

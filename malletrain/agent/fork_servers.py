@@ -41,7 +41,7 @@ class Launched(Protocol):
     """A launcher and its descendants."""
 
     def exit_code(self) -> int | None:
-        """Returns the exit code of the launcher; None while it runs."""
+        """Return the exit code of the launcher; None while it runs."""
 
     def terminate(self) -> None:
         """Make the launcher stop its workers and end."""
@@ -100,7 +100,7 @@ class WarmPython:
         return self._supervisor.exit_code() is not None
 
     def poll(self) -> bool:
-        """Returns whether it has become warm since the last call."""
+        """Return whether it has become warm since the last call."""
         if self.pid or self.over:
             return False
         try:
@@ -111,7 +111,7 @@ class WarmPython:
         return True
 
     def memory_bytes(self) -> int:
-        """Returns its resident memory, bytes (proc_pid_statm(5)). This includes pages that it
+        """Return its resident memory, bytes (proc_pid_statm(5)). This includes pages that it
         shares with its forks.
         """
         try:
@@ -159,7 +159,7 @@ class ForkedLauncher:
         self.exit_code()
 
     def exit_code(self) -> int | None:
-        """Returns the exit code; None while it runs or waits for its Python to be warm."""
+        """Return the exit code; None while it runs or waits for its Python to be warm."""
         if self._code is None and self._cold_launcher is not None:
             self._code = self._cold_launcher.exit_code()
         elif self._code is None and self._connection is not None:
@@ -279,11 +279,11 @@ class NodeForkServers:
         self._report()
 
     def settled(self) -> tuple[str, ...]:
-        """Returns the keys of the Pythons that are warm, or cannot be warmed up."""
+        """Return the keys of the Pythons that are warm, or cannot be warmed up."""
         return (*(s.key for s in self._servers.values() if s.pid), *sorted(self._failed))
 
     def memory_bytes(self) -> int:
-        """Returns the resident memory of the warm fork servers, bytes."""
+        """Return the resident memory of the warm fork servers, bytes."""
         return sum(server.memory_bytes() for server in self._servers.values())
 
     def leave(self) -> None:
@@ -347,7 +347,7 @@ class NodeForkServers:
     # --- jobs ---
 
     def server_for(self, spec: JobSpec) -> WarmPython | None:
-        """Returns the fork server for a job; None if there is none."""
+        """Return the fork server for a job; None if there is none."""
         interpreter = interpreter_of(spec)
         server = self._servers.get(interpreter.key) if interpreter is not None else None
         return None if server is None or server.over else server
@@ -379,7 +379,7 @@ class NodeForkServers:
     # --- cleanup after a job ---
 
     def _spared_pids(self) -> frozenset[int]:
-        """Returns the processes that belong to no job."""
+        """Return the processes that belong to no job."""
         pids: set[int] = set()
         for server in self._servers.values():
             pids.add(server.supervisor_pid)
@@ -400,5 +400,5 @@ class NodeForkServers:
         reap_orphans(keep=servers | self._others())
 
     def has_job_processes(self) -> bool:
-        """Returns whether a process of a job is alive."""
+        """Return whether a process of a job is alive."""
         return not self._spared_pids().issuperset(descendants(os.getpid()))

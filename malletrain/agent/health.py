@@ -69,7 +69,7 @@ class CheckProcess:
         )
 
     def over(self) -> bool:
-        """Returns whether the check has ended."""
+        """Return whether the check has ended."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
@@ -162,7 +162,7 @@ _LINE = re.compile(r"( *)(.*?)(?:\s+: ?(.*))?$")
 
 
 def trouble(code: int | None, printed: str) -> str:
-    """Returns the problem of the node's GPUs, as a part of a sentence; empty if none is known.
+    """Return the problem of the node's GPUs, as a part of a sentence; empty if none is known.
 
     Args:
         code: exit code of nvidia-smi; None if it did not end in time.
@@ -183,7 +183,7 @@ def trouble(code: int | None, printed: str) -> str:
 
 
 def listing(printed: str) -> Iterator[tuple[str, str, str]]:
-    """Yields (GPU, path of the field, value) for each line ``NAME : VALUE`` of ``nvidia-smi -q``.
+    """Yield (GPU, path of the field, value) for each line ``NAME : VALUE`` of ``nvidia-smi -q``.
     The indentation determines the sections.
     """
     gpu = ""
@@ -298,7 +298,7 @@ class Running(Protocol):
     """A check that was started."""
 
     def over(self) -> bool:
-        """Returns whether it has ended."""
+        """Return whether it has ended."""
 
     def kill(self) -> None:
         """Kill it and all its descendants."""
@@ -323,7 +323,7 @@ class Check:
 
 
 def checks_of(plan: HealthPlan, gpu_count: int) -> list[Check]:
-    """Returns the checks of a node with ``gpu_count`` GPUs. The fastest is first."""
+    """Return the checks of a node with ``gpu_count`` GPUs. The fastest is first."""
     checks = []
     if plan.gpus and gpu_count and shutil.which(COMMAND[0]):
         checks.append(Check(COMMAND, lambda code, printed: _gpu_verdict(code, printed)))

@@ -68,7 +68,7 @@ _UNFIT_PREFIX = "malletrain: "
 def stock_failures(
     launcher_log: str, group_rank: int, nproc_per_node: int, now: float
 ) -> tuple[Failure, ...]:
-    """Returns the last failure that torchrun logged. (torchrun does not report it to the rendezvous
+    """Return the last failure that torchrun logged. (torchrun does not report it to the rendezvous
     handler.)
 
     Args:
@@ -85,7 +85,7 @@ def stock_failures(
 
 
 def unfit(launcher_log: str, code: int, now: float) -> tuple[Failure, ...]:
-    """Returns the failure of a launcher that ended because the job's software environment is unfit,
+    """Return the failure of a launcher that ended because the job's software environment is unfit,
     with the last sentence of its log as the cause; empty if it ended for another reason.
 
     Args:
@@ -102,7 +102,7 @@ def unfit(launcher_log: str, code: int, now: float) -> tuple[Failure, ...]:
 def with_tails(
     failures: tuple[Failure, ...], log_dir: Path, generation: int
 ) -> tuple[Failure, ...]:
-    """Returns the failures of a round, each with the last lines of its rank's log, unless the
+    """Return the failures of a round, each with the last lines of its rank's log, unless the
     launcher has reported other lines.
 
     Args:
@@ -206,7 +206,7 @@ class NodeJob:
     # --- state ---
 
     def assignment(self, ended: bool = True) -> Assignment:
-        """Returns the state of the job on this node, for the daemon. ``ended``: whether to report
+        """Return the state of the job on this node, for the daemon. ``ended``: whether to report
         that workers have ended; if False, such a job is reported as running.
         """
         ends = (AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED, AssignmentPhase.FAILED)
@@ -236,7 +236,7 @@ class NodeJob:
     def command_of_owner(
         self, command: Sequence[str], terminal: Terminal | None
     ) -> tuple[list[str], dict[str, str], str]:
-        """Returns (command, environment, working directory) of a command that the job's owner runs
+        """Return (command, environment, working directory) of a command that the job's owner runs
         here. Raises UnusableSoftware or OSError if it cannot be run.
         """
         argv, environment = command_of_owner(
@@ -501,7 +501,7 @@ class NodeJob:
             self._logs.add(self.job, 0, f"rank{rank}", path)
 
     def _pending_round(self) -> Round | None:
-        """Returns the newest round if the launcher has not joined it yet, else None."""
+        """Return the newest round if the launcher has not joined it yet, else None."""
         newest = max(self._rounds, default=0)
         return self._rounds[newest] if newest > self.generation else None
 
@@ -535,7 +535,7 @@ class NodeJob:
         return stock_failures(tail(self._launcher_log), group_rank, processes, time.time())
 
     def _processes_in(self, entered: Round | None) -> int:
-        """Returns the number of worker processes on this node in a round."""
+        """Return the number of worker processes on this node in a round."""
         if entered is not None and entered.layout is not None:
             return entered.layout.processes
         return self._assign.spec.nproc_per_node

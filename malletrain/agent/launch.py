@@ -93,7 +93,7 @@ class JobPlace:
 
 
 def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment that all jobs with the variables ``own`` share: the ``agents``'
+    """Return the environment that all jobs with the variables ``own`` share: the ``agents``'
     environment without misleading variables, and ``own``.
     """
     environment = {
@@ -118,7 +118,7 @@ def job_environment(
     hand_over_bytes: int = 0,
     max_processes: int = 0,
 ) -> dict[str, str]:
-    """Returns the environment of the launcher and its workers.
+    """Return the environment of the launcher and its workers.
 
     Args:
         place: host, directory, sockets and network of the job.
@@ -181,7 +181,7 @@ class LauncherEntry:
 
 
 def launch_arguments(spec: JobSpec, order_file: Path, entry: LauncherEntry) -> list[str]:
-    """Returns the arguments with which the job's Python becomes the launcher.
+    """Return the arguments with which the job's Python becomes the launcher.
 
     Args:
         spec: specification of the job.
@@ -194,12 +194,12 @@ def launch_arguments(spec: JobSpec, order_file: Path, entry: LauncherEntry) -> l
 
 
 def launcher_arguments(order_file: Path) -> list[str]:
-    """Returns the arguments of the launcher itself."""
+    """Return the arguments of the launcher itself."""
     return ["--launch", str(order_file)]
 
 
 def warm_arguments(entry: LauncherEntry, socket: Path) -> list[str]:
-    """Returns the arguments with which a Python becomes a fork server that waits for jobs at
+    """Return the arguments with which a Python becomes a fork server that waits for jobs at
     ``socket``.
     """
     return [entry.path, "warm", entry.where, entry.library, *launcher_arguments(socket)]
@@ -213,7 +213,7 @@ def supervised_command(
     memory: Path | None = None,
     niceness: int = 0,
 ) -> list[str]:
-    """Returns ``command`` under a supervisor (see supervisor.py), which kills all its processes
+    """Return ``command`` under a supervisor (see supervisor.py), which kills all its processes
     when ``command`` or ``parent`` ends.
 
     Args:

@@ -55,7 +55,7 @@ _SENTENCES = {
 
 
 def why_no_answer(endpoint: str, try_s: float = TRY_S) -> str:
-    """Returns the reason why this node cannot communicate with the daemon, as sentences.
+    """Return the reason why this node cannot communicate with the daemon, as sentences.
 
     Args:
         endpoint: ``tcp://HOST:PORT``.
@@ -114,7 +114,7 @@ log = logging.getLogger("malletrain.agent")
 
 
 def pause(attempt: int, chance: float) -> float:
-    """Returns the pause before a reconnection, seconds. It doubles with each attempt, up to a
+    """Return the pause before a reconnection, seconds. It doubles with each attempt, up to a
     maximum; half of it is random.
 
     Args:
@@ -125,7 +125,7 @@ def pause(attempt: int, chance: float) -> float:
 
 
 def first_answer_s(attempt: int) -> float:
-    """Returns the timeout for the first answer in attempt number ``attempt`` (from 0), seconds. It
+    """Return the timeout for the first answer in attempt number ``attempt`` (from 0), seconds. It
     grows with each attempt. If thousands of agents wait for a daemon, those that it is about to
     answer must not disconnect, because its work for them would be lost.
     """
@@ -133,7 +133,7 @@ def first_answer_s(attempt: int) -> float:
 
 
 def hello_again_s(hellos: int) -> float:
-    """Returns the time until Hello is repeated, seconds. ``hellos``: number of Hellos sent so far,
+    """Return the time until Hello is repeated, seconds. ``hellos``: number of Hellos sent so far,
     from 1. The time doubles with each. The earlier Hello has probably arrived and is queued behind
     thousands of others, and each repetition is more work for an overloaded daemon.
     """
@@ -141,14 +141,14 @@ def hello_again_s(hellos: int) -> float:
 
 
 def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
-    """Send without waiting. Returns False if the queue is full, because the peer reads nothing."""
+    """Send without waiting. Return False if the queue is full, because the peer reads nothing."""
     # With this flag the future is done at once.
     future = cast("asyncio.Future[Any]", socket.send_multipart(frames, zmq.DONTWAIT))
     return not future.done() or future.exception() is None
 
 
 def resident_bytes() -> int:
-    """Returns the resident memory of this process, bytes (proc_pid_statm(5))."""
+    """Return the resident memory of this process, bytes (proc_pid_statm(5))."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 
@@ -199,7 +199,7 @@ class DaemonLink:
         return daemon_of(self._boot)
 
     def send(self, message: Message) -> bool:
-        """Send to the daemon if it is connected. Returns False if the message may not have been
+        """Send to the daemon if it is connected. Return False if the message may not have been
         sent; the next Hello then contains the state.
         """
         reached(FaultPoint.AGENT_SAYS)
@@ -254,7 +254,7 @@ class DaemonLink:
             return False
 
     async def _one_connection(self, first_answer_s: float) -> bool:
-        """Open a socket and use it until the daemon is silent. Returns whether the daemon has
+        """Open a socket and use it until the daemon is silent. Return whether the daemon has
         answered. ``first_answer_s``: timeout for its first answer, seconds.
         """
         socket = self._socket = self._context.socket(zmq.DEALER)
@@ -324,7 +324,7 @@ class DaemonLink:
         self._hello_count = 0
 
     def _receive(self, frames: list[bytes]) -> bool:
-        """Handle one message. Returns whether it was the daemon's Welcome."""
+        """Handle one message. Return whether it was the daemon's Welcome."""
         self._last_received_at = time.monotonic()
         try:
             message = decode(frames)

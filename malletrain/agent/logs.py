@@ -37,7 +37,7 @@ TAIL_BYTES = 4096
 
 
 def tail(path: Path, lines: int = TAIL_LINES, limit: int = TAIL_BYTES) -> str:
-    """Returns the last lines of a file as text, without known noise; empty if there are none.
+    """Return the last lines of a file as text, without known noise; empty if there are none.
 
     Args:
         path: the file.
@@ -92,14 +92,14 @@ class ForwardedLog:
     _freed_bytes: int = 0
 
     def size(self) -> int:
-        """Returns the number of bytes written so far."""
+        """Return the number of bytes written so far."""
         try:
             return self.path.stat().st_size
         except OSError:
             return 0
 
     def chunk(self, node: str) -> LogChunk | None:
-        """Returns the next chunk; None if there is none. Raises OSError if the file is there and
+        """Return the next chunk; None if there is none. Raises OSError if the file is there and
         cannot be read now, such as without free file descriptors.
         """
         try:
@@ -115,7 +115,7 @@ class ForwardedLog:
         return LogChunk(self.job, self.generation, self.stream, node, offset, data, size)
 
     def end_message(self, node: str) -> LogEnd:
-        """Returns the message that ends this log."""
+        """Return the message that ends this log."""
         return LogEnd(self.job, self.generation, self.stream, node, self.size())
 
     def free_acked(self) -> None:
@@ -208,7 +208,7 @@ class LogForwarder:
             self.send(LogsShipped(file.job))
 
     def unfinished_jobs(self) -> tuple[str, ...]:
-        """Returns the jobs with logs that the daemon may not have in full."""
+        """Return the jobs with logs that the daemon may not have in full."""
         return tuple(sorted({file.job for file in self.files.values()}))
 
     def abandon(self) -> None:

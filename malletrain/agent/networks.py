@@ -50,7 +50,7 @@ _UNKNOWN = 1 << 31
 
 
 def networks() -> tuple[NodeNetwork, ...]:
-    """Returns the networks by which other nodes may reach this node, and the loopback last."""
+    """Return the networks by which other nodes may reach this node, and the loopback last."""
     networks_: list[NodeNetwork] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -66,7 +66,7 @@ def networks() -> tuple[NodeNetwork, ...]:
 
 
 def address_to(endpoint: str) -> str:
-    """Returns the address from which this node reaches the daemon; empty if there is no route.
+    """Return the address from which this node reaches the daemon; empty if there is no route.
 
     Args:
         endpoint: ``tcp://HOST:PORT``.
@@ -84,7 +84,7 @@ def address_to(endpoint: str) -> str:
 
 
 def interface_of(address: str, among: tuple[NodeNetwork, ...]) -> str:
-    """Returns the interface with ``address``; empty if there is none."""
+    """Return the interface with ``address``; empty if there is none."""
     return next((n.interface for n in among if n.address == address), "")
 
 
@@ -101,7 +101,7 @@ def _flags(socket_: socket.socket, name: str) -> int:
 
 
 def _addresses(socket_: socket.socket, name: str) -> list[tuple[str, int]]:
-    """Returns (address, bits of the network) of an interface: its first IPv4 address, and all its
+    """Return (address, bits of the network) of an interface: its first IPv4 address, and all its
     IPv6 addresses.
     """
     addresses = []
@@ -120,7 +120,7 @@ def _addresses(socket_: socket.socket, name: str) -> list[tuple[str, int]]:
 
 
 def _speed(socket_: socket.socket, name: str) -> int:
-    """Returns the speed of an interface, Mbit/s; 0 if the driver does not know it."""
+    """Return the speed of an interface, Mbit/s; 0 if the driver does not know it."""
     command = array.array("B", _COMMAND.pack(_ETHTOOL_GSET, *[0] * 17))
     address, _ = command.buffer_info()
     try:
@@ -134,7 +134,7 @@ def _speed(socket_: socket.socket, name: str) -> int:
 
 
 def _infiniband(name: str) -> int:
-    """Returns the speed of the port of an IP-over-InfiniBand interface, Mbit/s; 0 for others."""
+    """Return the speed of the port of an IP-over-InfiniBand interface, Mbit/s; 0 for others."""
     rates = Path(f"/sys/class/net/{name}/device").glob("infiniband/*/ports/*/rate")
     max_mbit = 0
     for rate in rates:  # such as "100 Gb/sec (4X EDR)"
@@ -250,7 +250,7 @@ def _run_trial(target: ProbeTarget, token: bytes, seconds: float) -> ProbeResult
 
 
 def _send_for(connection: socket.socket, seconds: float) -> int:
-    """Send for ``seconds``. Returns the number of bytes that the connection accepted."""
+    """Send for ``seconds``. Return the number of bytes that the connection accepted."""
     sent_bytes, until = 0, time.monotonic() + seconds
     while (remaining_s := until - time.monotonic()) > 0:
         connection.settimeout(remaining_s)
@@ -263,6 +263,6 @@ def _send_for(connection: socket.socket, seconds: float) -> int:
 
 
 def _unacknowledged_bytes(connection: socket.socket) -> int:
-    """Returns the number of bytes that the peer has not acknowledged."""
+    """Return the number of bytes that the peer has not acknowledged."""
     queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(queued, sys.byteorder)

@@ -48,7 +48,7 @@ class JobProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """Returns the exit code of the launcher; None while it runs."""
+        """Return the exit code of the launcher; None while it runs."""
         return self._process.poll()
 
     def forget(self) -> None:
@@ -68,7 +68,7 @@ class JobProcess:
 
 
 def sweep(limit_s: float = 10.0) -> list[int]:
-    """Kill every descendant of this process. Returns those that cannot be killed. ``limit_s``: time
+    """Kill every descendant of this process. Return those that cannot be killed. ``limit_s``: time
     limit, seconds.
     """
     remaining = kill_descendants(limit_s)

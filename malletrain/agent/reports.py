@@ -82,7 +82,7 @@ class WorkerReports:
         self._backlog: deque[messages.Message] = deque(maxlen=_MAX_ENTRIES)
 
     def take_all(self, datagrams: Iterable[local.Datagram], now: float) -> list[DrainServed]:
-        """Handle datagrams of workers, and send the metrics that are due. Returns the drains that
+        """Handle datagrams of workers, and send the metrics that are due. Return the drains that
         were served. ``now``: seconds of a monotonic clock.
         """
         served = [drain for datagram in datagrams if (drain := self.take(datagram)) is not None]
@@ -90,7 +90,7 @@ class WorkerReports:
         return served
 
     def take(self, datagram: local.Datagram) -> DrainServed | None:
-        """Handle a datagram of a worker. Returns the drain that it serves, if any."""
+        """Handle a datagram of a worker. Return the drain that it serves, if any."""
         sender = datagram.sender
         if sender.job != self.job:
             return None  # a late datagram of a job that was here before
@@ -197,7 +197,7 @@ class WorkerReports:
             self._send_or_queue(messages.Notice(self.job, sender.rank, "layout", "", facts))
 
     def ranks(self, generation: int) -> dict[int, int]:
-        """Returns the rank of each worker of a round that has reported, by process id."""
+        """Return the rank of each worker of a round that has reported, by process id."""
         return {pid: rank for g, rank, pid in self._counts if g == generation}
 
     def _steps_of(self, key: tuple[int, int, int]) -> int:
@@ -205,15 +205,15 @@ class WorkerReports:
         return counted.steps if counted is not None else 0
 
     def is_between_epochs(self, generation: int) -> bool:
-        """Returns whether a worker of a round is in the code after the steps of an epoch."""
+        """Return whether a worker of a round is in the code after the steps of an epoch."""
         return any(key[0] == generation for key in self._between)
 
     def is_over(self, generation: int) -> bool:
-        """Returns whether a worker of a round has reported that no samples are left."""
+        """Return whether a worker of a round has reported that no samples are left."""
         return any(key[0] == generation for key in self._over)
 
     def trains_unsaved(self, generation: int) -> bool:
-        """Returns whether a worker of a round has trained here while none takes snapshots on
+        """Return whether a worker of a round has trained here while none takes snapshots on
         request.
         """
         trained = any(g == generation and c.samples for (g, *_), c in self._counts.items())
@@ -293,7 +293,7 @@ class WorkerReports:
 
 
 def halved(points: Sequence[messages.MetricSample]) -> list[messages.MetricSample]:
-    """Returns the smallest and the largest of each four values, in their order."""
+    """Return the smallest and the largest of each four values, in their order."""
     samples: list[messages.MetricSample] = []
     for begin in range(0, len(points), 4):
         four = points[begin : begin + 4]
@@ -317,11 +317,11 @@ class WorkerSocket:
         os.chmod(path, 0o600)
 
     def fileno(self) -> int:
-        """Returns the file descriptor, for the event loop."""
+        """Return the file descriptor, for the event loop."""
         return self._socket.fileno()
 
     def receive(self) -> list[local.Datagram]:
-        """Returns the datagrams that have arrived, up to a maximum per call. Invalid datagrams are
+        """Return the datagrams that have arrived, up to a maximum per call. Invalid datagrams are
         counted and dropped.
         """
         datagrams: list[local.Datagram] = []

@@ -63,7 +63,7 @@ def private_directory(run_dir: Path | None, node: str, environment: Mapping[str,
 
 
 def own_caches(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """Returns variables that set another directory for code that torch compiles, if the default one
+    """Return variables that set another directory for code that torch compiles, if the default one
     does not belong to this user alone.
 
     The name of the default directory is predictable, and every user can create it, so that torch
@@ -102,7 +102,7 @@ def _base(environment: Mapping[str, str]) -> Path:
 
 
 def _is_private(path: Path) -> bool:
-    """Returns whether ``path`` is a directory of this user, and not a symbolic link, to which no
+    """Return whether ``path`` is a directory of this user, and not a symbolic link, to which no
     other user can write.
     """
     try:

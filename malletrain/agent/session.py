@@ -102,7 +102,7 @@ class NodeAgent:
         self._over = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until the daemon sends Goodbye or the lease ends. Returns the exit code."""
+        """Serve until the daemon sends Goodbye or the lease ends. Return the exit code."""
         become_subreaper()
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -172,7 +172,7 @@ class NodeAgent:
         )
 
     def _cores(self) -> int:
-        """Returns the number of cores that the processes of a job may use here."""
+        """Return the number of cores that the processes of a job may use here."""
         slot = self._config.slot
         return allowed_cores({env.SLOT_CPUS: str(slot.cpus)} if slot else {})
 
@@ -424,7 +424,7 @@ class NodeAgent:
             self._start(following)
 
     def _is_waiting_futile(self, now: float) -> bool:
-        """Returns whether waiting cannot save anything of the job on this preempted node, for which
+        """Return whether waiting cannot save anything of the job on this preempted node, for which
         no daemon is connected.
         """
         run, preempted_at = self._run, (self._gone_at or now) - self._config.grace_s
@@ -433,7 +433,7 @@ class NodeAgent:
         return not run.unsaved or (not run.has_rank_0 and now >= preempted_at + PEER_SAVES_S)
 
     def _margin(self) -> float:
-        """Returns the time before the end of the lease at which the agent stops the workers itself,
+        """Return the time before the end of the lease at which the agent stops the workers itself,
         seconds.
         """
         stop = self._run.stop_grace_s if self._run else 0.0

@@ -111,7 +111,7 @@ _OWNER_SETUP = '{\n%s\n} >&2 && exec "$@"'
 
 
 def describe_environment(spec: JobSpec) -> str:
-    """Returns a description of the job's environment, the subject of a sentence."""
+    """Return a description of the job's environment, the subject of a sentence."""
     software = spec.software or SoftwareEnvironment()
     in_image = f" in the container image {software.container}" if software.container else ""
     if software.venv:
@@ -124,7 +124,7 @@ def describe_environment(spec: JobSpec) -> str:
 
 
 def python_command(spec: JobSpec, arguments: Sequence[str]) -> list[str]:
-    """Returns the command that runs the job's Python with ``arguments``, after the job's setup if
+    """Return the command that runs the job's Python with ``arguments``, after the job's setup if
     there is one. For a container the command does not contain the Python itself;
     :func:`command_in_container` finds it.
     """
@@ -137,7 +137,7 @@ def python_command(spec: JobSpec, arguments: Sequence[str]) -> list[str]:
 
 
 def owner_command(spec: JobSpec, command: Sequence[str]) -> list[str]:
-    """Returns the command that runs ``command`` of the job's owner after the job's setup. What the
+    """Return the command that runs ``command`` of the job's owner after the job's setup. What the
     setup prints goes to standard error.
     """
     if not spec.setup:
@@ -148,7 +148,7 @@ def owner_command(spec: JobSpec, command: Sequence[str]) -> list[str]:
 def command_in_container(
     spec: JobSpec, command: Sequence[str], needs_python: bool = True
 ) -> list[str]:
-    """Returns the command that runs ``command`` in the container. ``needs_python``: whether
+    """Return the command that runs ``command`` in the container. ``needs_python``: whether
     ``command`` consists of arguments for the Python in the container, unless the job has a setup.
     """
     software = spec.software or SoftwareEnvironment()
@@ -158,7 +158,7 @@ def command_in_container(
 
 
 def enter_command(software: SoftwareEnvironment | None, command: Sequence[str]) -> list[str]:
-    """Returns the command that enters the job's environment on the host (modules, conda, a virtual
+    """Return the command that enters the job's environment on the host (modules, conda, a virtual
     environment), and then runs ``command``.
     """
     if software is None:
@@ -171,7 +171,7 @@ def enter_command(software: SoftwareEnvironment | None, command: Sequence[str]) 
 
 
 def task_environment_command(spec: JobSpec, variables_file: str) -> list[str]:
-    """Returns the command that enters the environment of a farm's tasks on the host, and writes its
+    """Return the command that enters the environment of a farm's tasks on the host, and write its
     variables to a file as ``env -0`` does; empty if the tasks need none. Tasks in a container run
     their setup there.
     """
@@ -183,7 +183,7 @@ def task_environment_command(spec: JobSpec, variables_file: str) -> list[str]:
 
 
 def task_prefix_in_container(spec: JobSpec) -> list[str]:
-    """Returns the words before the command of a farm's task in its container: they enter the
+    """Return the words before the command of a farm's task in its container: they enter the
     working directory and the virtual environment, and run the setup.
     """
     software = spec.software or SoftwareEnvironment()
@@ -195,7 +195,7 @@ def task_prefix_in_container(spec: JobSpec) -> list[str]:
 def binds(
     paths: Iterable[str], *, apart: Iterable[tuple[str, str]] = ()
 ) -> tuple[tuple[str, str], ...]:
-    """Returns the binds of a container as (path on the host, path in the container): parents first,
+    """Return the binds of a container as (path on the host, path in the container): parents first,
     without duplicates.
 
     Args:
@@ -221,7 +221,7 @@ def binds(
 def passed_variables(
     environment: Mapping[str, str], own: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns (names of the variables that are passed into a container, globs of those that are
+    """Return (names of the variables that are passed into a container, globs of those that are
     not).
 
     Args:
@@ -242,7 +242,7 @@ def passed_variables(
 def missing_mount_points(
     targets: Iterable[str], present: Iterable[str] = ("/dev", "/proc", "/sys", "/tmp")
 ) -> list[str]:
-    """Returns the targets that must exist in the image: those that are not below another target,
+    """Return the targets that must exist in the image: those that are not below another target,
     or below a path that the runtime always binds.
 
     Args:

@@ -77,7 +77,7 @@ class StackReader:
 
 
 def holders(directory: Path) -> dict[Path, int]:
-    """Returns the process that has each stack file open, by file. The process id is that of this
+    """Return the process that has each stack file open, by file. The process id is that of this
     process's namespace, which may differ from the one in the file's name.
     """
     path_by_inode = {}
@@ -105,7 +105,7 @@ def holders(directory: Path) -> dict[Path, int]:
 
 
 def ready(pid: int) -> bool:
-    """Returns whether a process has a handler for the signal (proc_pid_status(5), SigCgt)."""
+    """Return whether a process has a handler for the signal (proc_pid_status(5), SigCgt)."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -114,7 +114,7 @@ def ready(pid: int) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """Returns a description of the kernel's state of a process that wrote no stacks."""
+    """Return a description of the kernel's state of a process that wrote no stacks."""
     with contextlib.suppress(OSError):
         word = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         place = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
@@ -124,7 +124,7 @@ def state_of(pid: int) -> str:
 
 
 def _process(name: str) -> int:
-    """Returns the process id in the name of a stack file; -1 if it is no stack file."""
+    """Return the process id in the name of a stack file; -1 if it is no stack file."""
     number = name.removeprefix(STACKS_FILE)
     if number == name or not (number.isascii() and number.isdecimal()):
         return -1
@@ -139,7 +139,7 @@ def _size(path: Path) -> int:
 
 
 def _since(path: Path, offset: int) -> str:
-    """Returns the text that was written after ``offset``. If it is too long, its beginning, which
+    """Return the text that was written after ``offset``. If it is too long, its beginning, which
     has the newest thread.
     """
     # The job can write to the directory, so the file may be a symbolic link or a FIFO.

@@ -146,7 +146,7 @@ def start_launcher(
 def launcher_command(
     spec: JobSpec, order_file: Path, place: JobPlace, environment: dict[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns (command, environment) of a job's launcher.
+    """Return (command, environment) of a job's launcher.
 
     Args:
         spec: specification of the job.
@@ -187,7 +187,7 @@ def command_of_owner(
     command: Sequence[str],
     terminal: Terminal | None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns (command, environment) of a command that the job's owner runs on this node: the
+    """Return (command, environment) of a command that the job's owner runs on this node: the
     job's software environment and variables, without those by which a worker reports.
 
     Args:
@@ -239,7 +239,7 @@ def _in_container(
     environment: dict[str, str],
     command: Sequence[str],
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns (command, environment) that runs a command in a container on this node."""
+    """Return (command, environment) that runs a command in a container on this node."""
     runtime = _runtime(software, environment)
     environment = _with_user(environment)
     _check_binds(runtime, container)
@@ -251,7 +251,7 @@ def _in_container(
 
 
 def task_setting(spec: JobSpec, place: JobPlace, environment: dict[str, str]) -> TaskSetting:
-    """Returns how the tasks of a farm are started in the job's software environment.
+    """Return how the tasks of a farm are started in the job's software environment.
 
     Args:
         spec: specification of the farm.
@@ -290,7 +290,7 @@ def task_setting(spec: JobSpec, place: JobPlace, environment: dict[str, str]) ->
 
 
 def _devices(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the GPUs of the lease, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs of the lease, as CUDA_VISIBLE_DEVICES names them."""
     count = count_gpus(environment)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -324,7 +324,7 @@ def _runtime(software: SoftwareEnvironment, environment: dict[str, str]) -> Cont
 
 
 def _user_variables() -> dict[str, str]:
-    """Returns the user variables that container runtimes read, for leases without them."""
+    """Return the user variables that container runtimes read, for leases without them."""
     try:
         name, home = pwd.getpwuid(os.geteuid()).pw_name, pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
@@ -333,7 +333,7 @@ def _user_variables() -> dict[str, str]:
 
 
 def _package_binds(directory: Path) -> list[tuple[str, str]]:
-    """Returns (path on the host, path in the container) of malletrain, then of each compiled
+    """Return (path on the host, path in the container) of malletrain, then of each compiled
     package. Creates the bind targets.
     """
     own = Path(entry.__file__).parents[1]

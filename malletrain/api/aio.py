@@ -162,7 +162,7 @@ class AsyncClient:
             await asyncio.to_thread(client.close)
 
     async def job(self, job: str) -> AsyncJob:
-        """Returns a job by id or name (the newest of several with the same name)."""
+        """Return a job by id or name (the newest of several with the same name)."""
         return AsyncJob(self._session, (await self.do(operations.job(job))).job)
 
     async def jobs(self, *, ended: int = 1000) -> list[AsyncJob]:
@@ -178,7 +178,7 @@ class AsyncClient:
     async def wait(
         self, jobs: Iterable[AsyncJob | str], timeout: float | None = None
     ) -> list[AsyncJob]:
-        """Wait until all these jobs have ended; returns them.
+        """Wait until all these jobs have ended; return them.
 
         Raises:
             TimeoutError: some have not ended after ``timeout`` seconds.
@@ -188,7 +188,7 @@ class AsyncClient:
         return selected
 
     async def status(self) -> StatusView:
-        """Returns a summary of the daemon and the machine."""
+        """Return a summary of the daemon and the machine."""
         return await self.do(operations.status())
 
     async def nodes(self, *, explain: bool = False) -> list[NodeView]:
@@ -270,11 +270,11 @@ class AsyncJob:
         return (await self.detail()).job
 
     async def status(self) -> str:
-        """Returns its current state."""
+        """Return its current state."""
         return self.view.state if self.view.state in ENDED else (await self.refresh()).state
 
     async def detail(self) -> JobDetail:
-        """Returns all details of the job, as ``malletrain show``."""
+        """Return all details of the job, as ``malletrain show``."""
         detail = await self._session.do(operations.job(self.id))
         self.view = detail.job
         return detail
@@ -287,7 +287,7 @@ class AsyncJob:
     async def logs(
         self, *, follow: bool = False, rank: int = 0, launcher: bool = False, service: bool = False
     ) -> AsyncIterator[str]:
-        """Yields its output, line by line: ``async for line in job.logs(follow=True)``."""
+        """Yield its output, line by line: ``async for line in job.logs(follow=True)``."""
         tail = LogTail(self.id, stream_of(rank, launcher, service), follow)
         async for line in self._lines(tail):
             yield line
@@ -392,7 +392,7 @@ class AsyncJob:
         return await self._session.do(operations.extend(self.id, **changes))
 
     async def scale(self, nodes: int | str | tuple[int, int]) -> str:
-        """Change its minimum and maximum number of nodes; returns the effect, as a sentence."""
+        """Change its minimum and maximum number of nodes; return the effect, as a sentence."""
         return await self._session.do(operations.scale(self.id, *limits_of(nodes)))
 
     async def set_link(self, name: str, url: str) -> str:
@@ -400,7 +400,7 @@ class AsyncJob:
         return await self._session.do(operations.link(self.id, name, url))
 
     async def cancel(self) -> bool:
-        """Stop it and free its nodes. Returns False if it had already ended."""
+        """Stop it and free its nodes. Return False if it had already ended."""
         (result,) = await self._session.do(operations.cancel([self.id]))
         if not result["ok"] and (await self.refresh()).state not in ENDED:
             raise ClientError(result["sentence"])

@@ -157,7 +157,7 @@ class Client:
         progress: Callable[[int, int], None] | None = None,
         **options: Unpack[MapOptions],
     ) -> MapResults[R]:
-        """Call ``function(item)`` for each item in processes on idle nodes, as a farm. Returns an
+        """Call ``function(item)`` for each item in processes on idle nodes, as a farm. Return an
         iterator of the results.
 
         Args:
@@ -178,18 +178,18 @@ class Client:
         return start_map(self, function, items, ordered, chunk, progress, options)
 
     def executor(self, **options: Unpack[FunctionOptions]) -> FunctionExecutor:
-        """Returns a :class:`concurrent.futures.Executor` that runs functions as jobs."""
+        """Return a :class:`concurrent.futures.Executor` that runs functions as jobs."""
         executor = FunctionExecutor(self, options)
         with self._lock:
             self._executors.add(executor)
         return executor
 
     def job(self, job: str) -> Job:
-        """Returns a job by id or name (the newest of several with the same name)."""
+        """Return a job by id or name (the newest of several with the same name)."""
         return Job(finish(self._client.job(job)))
 
     def jobs(self, *, ended: int = 1000) -> list[Job]:
-        """Returns unfinished jobs and the newest ended ones, the oldest first.
+        """Return unfinished jobs and the newest ended ones, the oldest first.
 
         Args:
             ended: maximum number of ended jobs.
@@ -197,12 +197,12 @@ class Client:
         return [Job(job) for job in finish(self._client.jobs(ended=ended))]
 
     def cancel(self, *jobs: Job | str) -> list[bool]:
-        """Cancel jobs. Returns for each whether it had not ended yet."""
+        """Cancel jobs. Return for each whether it had not ended yet."""
         selected = [self.job(job) if isinstance(job, str) else job for job in jobs]
         return [job.cancel() for job in selected]
 
     def wait(self, jobs: Iterable[Job | str], timeout: float | None = None) -> list[Job]:
-        """Wait until all these jobs have ended; returns them.
+        """Wait until all these jobs have ended; return them.
 
         Raises:
             TimeoutError: some have not ended after ``timeout`` seconds.
@@ -232,7 +232,7 @@ class Client:
     # --- services ---
 
     def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> MembersView:
-        """Returns the members of a service, and what nodes are worth to it.
+        """Return the members of a service, and what nodes are worth to it.
 
         Args:
             job: its id or name.
@@ -277,11 +277,11 @@ class Client:
     # --- the machine ---
 
     def status(self) -> StatusView:
-        """Returns a summary of the daemon and the machine."""
+        """Return a summary of the daemon and the machine."""
         return finish(self._client.status())
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
-        """Returns idle and leased nodes; with ``explain`` all nodes with the rules they passed or
+        """Return idle and leased nodes; with ``explain`` all nodes with the rules they passed or
         failed.
         """
         return finish(self._client.nodes(explain=explain))
@@ -289,14 +289,14 @@ class Client:
     def events(
         self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
     ) -> list[EventView]:
-        """Returns events of the audit log with ``seq > since``, the oldest first. A negative
+        """Return events of the audit log with ``seq > since``, the oldest first. A negative
         ``since`` is the number of newest events to return. If there are none, waits up to
         ``wait_s`` seconds for one.
         """
         return finish(self._client.events(since=since, limit=limit, job=job, wait_s=wait_s))
 
     def usage(self, **between: float) -> list[UsageView]:
-        """Returns the usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
+        """Return the usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
         return finish(self._client.usage(**between))
 
     # --- its end ---

@@ -19,7 +19,7 @@ from malletrain.submission.resuming import snapshot_paths
 
 
 def snapshot_of(detail: JobDetail, daemon: str) -> str:
-    """Returns the path of the job's snapshot: one that its command or script names, else the one in
+    """Return the path of the job's snapshot: one that its command or script names, else the one in
     its default folder. Snapshots that record another job as their owner are ignored.
 
     Args:
@@ -54,7 +54,7 @@ def snapshot_of(detail: JobDetail, daemon: str) -> str:
 def export_weights(
     detail: JobDetail, daemon: str, out: str | os.PathLike[str] | None, name: str
 ) -> Path:
-    """Write the weights of the model ``name`` as safetensors; returns the file. Needs torch.
+    """Write the weights of the model ``name`` as safetensors; return the file. Needs torch.
     ``daemon``: see :func:`snapshot_of`.
 
     Raises:
@@ -81,7 +81,7 @@ class _Replaced(Exception):
 
 
 def copy_snapshot(detail: JobDetail, daemon: str, folder: Path) -> list[Path]:
-    """Copy the newest snapshot of a job of ``daemon``; returns the file, and the folder of its
+    """Copy the newest snapshot of a job of ``daemon``; return the file, and the folder of its
     shards if it has any. An earlier copy in ``folder`` is replaced once the new one is whole.
 
     Raises:
@@ -149,7 +149,7 @@ def _copy_once(source: str, target: Path, parts: Path) -> list[Path]:
 
 
 def _copy_file(source: str, target: Path) -> tuple[int, ...]:
-    """Copy a file; returns its identity. Raises _Replaced if it was written meanwhile."""
+    """Copy a file; return its identity. Raises _Replaced if it was written meanwhile."""
     with open(source, "rb") as file, open(target, "xb") as out:
         before = os.fstat(file.fileno())
         while piece := file.read(_PIECE):
@@ -166,7 +166,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _shard_folders(snapshot: Path, source: str) -> list[str]:
-    """Returns the folders in ``source``'s folder of shards that belong to the snapshot: the one it
+    """Return the folders in ``source``'s folder of shards that belong to the snapshot: the one it
     names, or all if it names none that is there.
     """
     from malletrain.training.owner import plain_payload

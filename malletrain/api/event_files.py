@@ -33,7 +33,7 @@ _TABLE = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """Returns the CRC-32C checksum (RFC 3720, appendix B.4)."""
+    """Return the CRC-32C checksum (RFC 3720, appendix B.4)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -41,7 +41,7 @@ def crc32c(data: bytes) -> int:
 
 
 def write_events(folder: Path, detail: JobDetail, series: Iterable[MetricSeries]) -> Path:
-    """Write a run of this job below ``folder``, replacing an earlier one; returns the file.
+    """Write a run of this job below ``folder``, replacing an earlier one; return the file.
 
     The step of a value is the script's own step count, else the number of samples processed by
     then.
@@ -55,7 +55,7 @@ def write_events(folder: Path, detail: JobDetail, series: Iterable[MetricSeries]
 
 
 def records(detail: JobDetail, series: Iterable[MetricSeries]) -> Iterator[bytes]:
-    """Yields the records of a job's event file: its metrics, and its scale at the time of each
+    """Yield the records of a job's event file: its metrics, and its scale at the time of each
     value.
     """
     yield _record(_event(detail.job.submitted, 0, b"\x1a" + _sized(VERSION)))
@@ -84,13 +84,13 @@ def _event(time: float, step: int, what: bytes) -> bytes:
 
 
 def _scalar(tag: str, value: float) -> bytes:
-    """Returns a summary of one scalar."""
+    """Return a summary of one scalar."""
     inner = b"\x0a" + _sized(tag.encode()) + b"\x15" + struct.pack("<f", _narrow(value))
     return b"\x2a" + _sized(b"\x0a" + _sized(inner))
 
 
 def _narrow(value: float) -> float:
-    """Returns ``value``, or infinity if it is too large for single precision."""
+    """Return ``value``, or infinity if it is too large for single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:

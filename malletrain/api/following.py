@@ -45,7 +45,7 @@ class Endings:
         self._due[job] = None
 
     def request(self, max_wait_s: float) -> Operation[list[EventView]]:
-        """Returns the request for news; the first one only finds the current position in
+        """Return the request for news; the first one only finds the current position in
         the log."""
         if not self._listening:
             return operations.events(since=-1, limit=1)
@@ -53,7 +53,7 @@ class Endings:
         return operations.events(since=self._since, limit=1000, wait_s=wait_s)
 
     def receive(self, news: Sequence[EventView]) -> list[str]:
-        """Returns the jobs whose state to request after these news; all jobs at the first call."""
+        """Return the jobs whose state to request after these news; all jobs at the first call."""
         if not self._listening:
             self._listening = True
             self._since = news[-1].seq if news else 0
@@ -97,14 +97,14 @@ class LogTail:
         self._rest = ""
 
     def request(self) -> Operation[LogView]:
-        """Returns the request for the next piece."""
+        """Return the request for the next piece."""
         waits = LISTEN_S if self._follow and self._cursor else 0.0
         return operations.logs(
             self._job, stream=self._stream, cursor=self._cursor, limit=LOG_BYTES, wait_s=waits
         )
 
     def receive(self, piece: LogView) -> list[str]:
-        """Returns the lines that this piece completes, without their line feeds."""
+        """Return the lines that this piece completes, without their line feeds."""
         progressed = piece.cursor != self._cursor
         self._cursor = piece.cursor
         *lines, self._rest = (self._rest + piece.text).split("\n")
@@ -119,12 +119,12 @@ class LogTail:
 
 
 def stream_of(rank: int, launcher: bool, service: bool) -> str:
-    """Returns the name of the log of a rank, of the launcher or of a service."""
+    """Return the name of the log of a rank, of the launcher or of a service."""
     return "launcher" if launcher else "service" if service else f"rank{rank}"
 
 
 def overdue(waiting: Iterable[str], timeout: float) -> str:
-    """Returns the message about jobs that have not ended in time."""
+    """Return the message about jobs that have not ended in time."""
     names = list(waiting)
     if len(names) == 1:
         return f"Job {names[0]} has not ended within {timeout:g} s."

@@ -43,7 +43,7 @@ def function_spec(
     named: dict[str, Any],
     options: FunctionOptions,
 ) -> JobSpec:
-    """Returns the job that calls ``function``. Writes the pickled function into a new folder below
+    """Return the job that calls ``function``. Writes the pickled function into a new folder below
     the job's working directory.
 
     Raises:
@@ -77,13 +77,13 @@ def function_spec(
 
 
 def name_of(function: Callable[..., Any], name: str | None) -> str:
-    """Returns the name of a function's job."""
+    """Return the name of a function's job."""
     text = str(name or getattr(function, "__name__", "") or type(function).__name__)
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-._+")[:64] or "function"
 
 
 def new_folder(workdir: Path, name: str) -> Path:
-    """Returns the path of a new folder for a function below a working directory."""
+    """Return the path of a new folder for a function below a working directory."""
     return workdir / FOLDER / f"{name}-{uuid.uuid4().hex[:12]}"
 
 
@@ -119,7 +119,7 @@ def check_arguments(
 
 
 def result_of(detail: JobDetail) -> Any:
-    """Returns the result of the function of a job that has ended.
+    """Return the result of the function of a job that has ended.
 
     Raises:
         FunctionLost: there is no result; the sentence says why.

@@ -50,7 +50,7 @@ class FunctionFuture(Future[R]):
         """The job: its state, logs, metrics."""
 
     def cancel(self) -> bool:
-        """Cancel the job. Returns False if the function has ended."""
+        """Cancel the job. Return False if the function has ended."""
         if self.done():
             return self.cancelled()
         self.job.cancel()

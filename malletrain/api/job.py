@@ -46,7 +46,7 @@ Point = tuple[float, float]
 
 
 def job_html(detail: JobDetail, metrics: Mapping[str, MetricSeries], now: float) -> str:
-    """Returns the job as HTML.
+    """Return the job as HTML.
 
     Args:
         detail: the details of the job.
@@ -80,7 +80,7 @@ def job_html(detail: JobDetail, metrics: Mapping[str, MetricSeries], now: float)
 
 
 def scale(rescales: Sequence[RescaleView], end: float, holds: bool) -> list[Point]:
-    """Returns the number of nodes over time as (time, nodes), up to ``end``; ``holds``: whether the
+    """Return the number of nodes over time as (time, nodes), up to ``end``; ``holds``: whether the
     job has nodes then."""
     points = [(step.ended or step.began, float(step.to_nodes)) for step in rescales]
     if not points:
@@ -89,7 +89,7 @@ def scale(rescales: Sequence[RescaleView], end: float, holds: bool) -> list[Poin
 
 
 def shown(metrics: Mapping[str, MetricSeries]) -> str:
-    """Returns the name of the metric to plot: the first preferred one, else the one with most
+    """Return the name of the metric to plot: the first preferred one, else the one with most
     values."""
     plottable = [name for name in metrics if len(metrics[name]) > 1]
     preferred = [name for name in PREFERRED if name in plottable]
@@ -97,7 +97,7 @@ def shown(metrics: Mapping[str, MetricSeries]) -> str:
 
 
 def _picture(title: str, points: Sequence[Point], *, steps: bool = False) -> str:
-    """Returns a line plot as SVG, scaled to the range of its times and values."""
+    """Return a line plot as SVG, scaled to the range of its times and values."""
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) < 2:
         return ""
@@ -172,11 +172,11 @@ class Job:
         return self.status in ENDED
 
     def detail(self) -> JobDetail:
-        """Returns all details of the job, as ``malletrain show``."""
+        """Return all details of the job, as ``malletrain show``."""
         return finish(self.coroutines.detail())
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait until it has ended; returns its state. If the daemon restarts, waits for it.
+        """Wait until it has ended; return its state. If the daemon restarts, waits for it.
 
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds.
@@ -199,7 +199,7 @@ class Job:
     def logs(
         self, *, follow: bool = False, rank: int = 0, launcher: bool = False, service: bool = False
     ) -> str | Iterator[str]:
-        """Returns its output; with ``follow`` an iterator of lines as they arrive, until it has
+        """Return its output; with ``follow`` an iterator of lines as they arrive, until it has
         ended.
 
         Args:
@@ -214,7 +214,7 @@ class Job:
         return lines if follow else "".join(f"{line}\n" for line in lines)
 
     def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
-        """Returns the values that its script reported with :func:`malletrain.metric`, over time.
+        """Return the values that its script reported with :func:`malletrain.metric`, over time.
 
         Args:
             names: names of the metrics; none: all.
@@ -251,7 +251,7 @@ class Job:
     def copy(
         self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
     ) -> list[Path]:
-        """Copy its newest snapshot and its logs into ``folder``, as ``malletrain cp``; returns the
+        """Copy its newest snapshot and its logs into ``folder``, as ``malletrain cp``; return the
         files.
 
         Raises:
@@ -262,21 +262,21 @@ class Job:
 
     def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """Write its metrics and its scale as a TensorBoard run below ``folder``, as ``malletrain
-        export --tensorboard``; returns the file.
+        export --tensorboard``; return the file.
         """
         return finish(self.coroutines.tensorboard(folder))
 
     def _repr_html_(self) -> str:
-        """Returns its display in notebooks: its state, and plots of its scale and of a metric."""
+        """Return its display in notebooks: its state, and plots of its scale and of a metric."""
         detail = self.detail()
         return job_html(detail, self.metrics(most=200), time.time())
 
     def events(self, since: int = 0) -> list[EventView]:
-        """Returns its events in the audit log with a number above ``since``."""
+        """Return its events in the audit log with a number above ``since``."""
         return finish(self.coroutines.events(since))
 
     def members(self, *, since: str = "", wait_s: float = 0.0) -> MembersView:
-        """Returns its members, if it is a service. See :meth:`malletrain.Client.members`."""
+        """Return its members, if it is a service. See :meth:`malletrain.Client.members`."""
         return finish(self.coroutines.members(since=since, wait_s=wait_s))
 
     def worth(
@@ -301,14 +301,14 @@ class Job:
         return finish(self.coroutines.set_link(name, url))
 
     def tasks(self, state: str = "") -> Iterator[TaskView]:
-        """Returns its tasks in order, if it is a farm; only those in ``state`` if that is given:
+        """Return its tasks in order, if it is a farm; only those in ``state`` if that is given:
         waiting, running, done, failed or cancelled.
         """
         return _items(self.coroutines.tasks(state))
 
     def retry(self, *numbers: int) -> int:
         """Put failed tasks of an unfinished farm back into its queue: those with these numbers, or
-        all. Returns how many.
+        all. Return how many.
         """
         return finish(self.coroutines.retry(*numbers))
 
@@ -319,17 +319,17 @@ class Job:
         return finish(self.coroutines.extend(deadline=deadline, budget=budget, work=work))
 
     def scale(self, nodes: int | str | tuple[int, int]) -> str:
-        """Change its minimum and maximum number of nodes; returns the effect, as a sentence."""
+        """Change its minimum and maximum number of nodes; return the effect, as a sentence."""
         return finish(self.coroutines.scale(nodes))
 
     def cancel(self) -> bool:
-        """Stop it and free its nodes; snapshots and logs are kept. Returns False if it had already
+        """Stop it and free its nodes; snapshots and logs are kept. Return False if it had already
         ended."""
         return finish(self.coroutines.cancel())
 
 
 def _items(iterator: AsyncIterator[T]) -> Iterator[T]:
-    """Yields the items of an asynchronous iterator that waits by a blocking session."""
+    """Yield the items of an asynchronous iterator that waits by a blocking session."""
     while True:
         try:
             yield finish(iterator.__anext__())

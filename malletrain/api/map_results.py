@@ -112,7 +112,7 @@ class MapResults(Iterator[R], Generic[R]):
             self.cancel()
 
     def _available(self) -> int | None:
-        """Returns the task whose outcomes come next; None if they are not known yet."""
+        """Return the task whose outcomes come next; None if they are not known yet."""
         if not self._ordered:
             return next(iter(self._outcomes), None)
         first = next(iter(self._pending))
@@ -139,7 +139,7 @@ class MapResults(Iterator[R], Generic[R]):
             time.sleep(POLL_S)
 
     def _read_files(self) -> int:
-        """Read new results. Returns the number of tasks whose results are new."""
+        """Read new results. Return the number of tasks whose results are new."""
         count = 0
         with os.scandir(self._folder / "results") as entries:
             numbers = [
@@ -261,7 +261,7 @@ def _write_items(folder: Path, groups: list[list[Any]]) -> None:
 
 
 def _why(job: Job, task: TaskView) -> str:
-    """Returns why a task has no result."""
+    """Return why a task has no result."""
     code = task.exit_code or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     tail = f"\n{task.tail[-LAST_WORDS:]}" if task.tail else ""

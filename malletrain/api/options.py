@@ -199,7 +199,7 @@ def farm_of(
     log: str,
     options: Mapping[str, Any],
 ) -> JobSpec:
-    """Returns the validated specification of a farm.
+    """Return the validated specification of a farm.
 
     Args:
         command: words of the command, templates.
@@ -226,7 +226,7 @@ def farm_of(
 
 
 def _plain(values: dict[str, Any]) -> tuple[SoftwareOptions, dict[str, Any]]:
-    """Returns the options for the software environment, and the others as on the command line."""
+    """Return the options for the software environment, and the others as on the command line."""
     software = {name: values.pop(name) for name in _SOFTWARE_OPTIONS if name in values}
     software.update({name: tuple(software[name]) for name in _TUPLE_OPTIONS if name in software})
     if "nodes" in values:
@@ -247,7 +247,7 @@ def _plain(values: dict[str, Any]) -> tuple[SoftwareOptions, dict[str, Any]]:
 def spec_of(
     script: str | os.PathLike[str], args: Sequence[object], options: Mapping[str, Any]
 ) -> JobSpec:
-    """Returns the validated job specification.
+    """Return the validated job specification.
 
     Args:
         script: the Python file that runs on every node, or the name of a module (``as_module``).
@@ -281,7 +281,7 @@ def spec_of(
 
 
 def limits_of(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
-    """Returns the minimum and maximum number of nodes in the ``nodes`` option."""
+    """Return the minimum and maximum number of nodes in the ``nodes`` option."""
     return parse_nodes(_nodes_text(nodes))
 
 

@@ -56,7 +56,7 @@ class MetricSeries(Sequence[MetricPoint]):
 
     @classmethod
     def of(cls, view: SeriesView) -> MetricSeries:
-        """Returns the series in a view of the daemon."""
+        """Return the series in a view of the daemon."""
         return cls(
             view.name, view.values, view.times, view.samples, view.nodes, view.steps, view.count
         )
@@ -100,7 +100,7 @@ class JobMetrics(Mapping[str, MetricSeries]):
         return f"<JobMetrics {inside or 'none yet'}>"
 
     def rows(self) -> list[tuple[str, float, int | None, float, int, float]]:
-        """Returns a row for each value, with the columns :data:`COLUMNS`."""
+        """Return a row for each value, with the columns :data:`COLUMNS`."""
         return [
             (name, p.time, p.step, p.samples, p.nodes, p.value)
             for name, series in self.items()
@@ -108,7 +108,7 @@ class JobMetrics(Mapping[str, MetricSeries]):
         ]
 
     def frame(self) -> Any:
-        """Returns all values as a :class:`pandas.DataFrame`, a row each, in order of time:
+        """Return all values as a :class:`pandas.DataFrame`, a row each, in order of time:
         ``metric``, ``time`` (UTC), ``step``, ``samples``, ``nodes``, ``value``.
 
         Raises:
@@ -123,7 +123,7 @@ class JobMetrics(Mapping[str, MetricSeries]):
 
 
 def write_csv(file: Path, metrics: JobMetrics) -> Path:
-    """Write all values as CSV, times in seconds since the epoch; returns the file."""
+    """Write all values as CSV, times in seconds since the epoch; return the file."""
     with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
         writer.writerow(COLUMNS)

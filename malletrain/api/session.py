@@ -43,7 +43,7 @@ class ClientSession(Protocol):
 
 
 def place_of(state_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Returns the state directory of the daemon; None: your own daemon, else the site's."""
+    """Return the state directory of the daemon; None: your own daemon, else the site's."""
     place = os.fspath(state_dir) if state_dir else os.environ.get(env.STATE_DIR)
     return Path(place) if place else None
 
@@ -104,7 +104,7 @@ class BlockingSession:
         self._connection()
 
     def _connection(self) -> Connection:
-        """Returns this thread's connection."""
+        """Return this thread's connection."""
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._connect()
@@ -147,7 +147,7 @@ class BlockingSession:
 
 
 def finish(awaitable: Awaitable[T]) -> T:
-    """Run a coroutine that waits by a :class:`BlockingSession`; returns its result.
+    """Run a coroutine that waits by a :class:`BlockingSession`; return its result.
 
     Raises:
         RuntimeError: it waits by something else.

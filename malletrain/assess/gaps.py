@@ -67,14 +67,14 @@ class GapReport:
     over_time: tuple[tuple[float, int, float, int], ...]
 
     def longer_than(self, seconds: float) -> float:
-        """Returns the fraction of the idle node-hours in gaps of at least this length (an edge of
+        """Return the fraction of the idle node-hours in gaps of at least this length (an edge of
         the bins).
         """
         total = sum(b.node_hours for b in self.bins)
         return sum(b.node_hours for b in self.bins if b.from_s >= seconds) / total if total else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON; the open edge of the last bin is None."""
+        """Return plain values for JSON; the open edge of the last bin is None."""
         plain = {
             name: getattr(self, name)
             for name in ("nodes", "hours", "idle_mean", "idle_fraction", "idle_node_hours")
@@ -96,7 +96,7 @@ class GapReport:
 
 
 def gap_report(trace: Trace) -> GapReport:
-    """Returns the gaps in ``trace``. Raises WorkloadError if it has no duration or no nodes."""
+    """Return the gaps in ``trace``. Raises WorkloadError if it has no duration or no nodes."""
     if not trace.names:
         raise WorkloadError("The trace has no nodes; there is nothing to assess.")
     require_time(trace)
@@ -142,7 +142,7 @@ def _over_time(trace: Trace) -> tuple[tuple[float, int, float, int], ...]:
 
 
 def typical_window(trace: Trace, hours: float) -> tuple[float, float]:
-    """Returns begin and end (seconds) of the window of this length whose mean number of idle nodes
+    """Return begin and end (seconds) of the window of this length whose mean number of idle nodes
     is nearest to that of the whole trace. A window without idle nodes is typical only if the trace
     has none.
 

@@ -32,7 +32,7 @@ PINK, SKY, GREY = JOB_COLOURS[3], JOB_COLOURS[4], "#BDBDBD"
 
 
 def idle_over_time(report: GapReport) -> str:
-    """Plots idle nodes over the observation: mean and range."""
+    """Plot idle nodes over the observation: mean and range."""
     figure, axes = _figure(2.6)
     hours = [h for h, *_ in report.over_time]
     unit, name = (24.0, "days") if report.hours > 72 else (1.0, "hours")
@@ -51,7 +51,7 @@ def idle_over_time(report: GapReport) -> str:
 
 
 def gap_lengths(report: GapReport) -> str:
-    """Plots the histogram of gap lengths: number of gaps, and their idle node-hours."""
+    """Plot the histogram of gap lengths: number of gaps, and their idle node-hours."""
     figure, axes = _figure(2.6)
     total, hours = (
         max(1, sum(b.gaps for b in report.bins)),
@@ -79,7 +79,7 @@ def gap_lengths(report: GapReport) -> str:
 
 
 def use_over_time(case: Case) -> str:
-    """Plots idle nodes, and nodes with a job, over the simulated time."""
+    """Plot idle nodes, and nodes with a job, over the simulated time."""
     figure, axes = _figure(2.6)
     unit, name = (24.0, "days") if case.result.hours > 72 else (1.0, "hours")
     at = [h / unit for h, _, _ in case.series]
@@ -102,7 +102,7 @@ def use_over_time(case: Case) -> str:
 
 
 def where_it_went(cases: Sequence[Case]) -> str:
-    """Plots the use of the idle node-hours in each case."""
+    """Plot the use of the idle node-hours in each case."""
     figure, axes = _figure(0.8 + 0.42 * len(cases))
     parts = (
         ("harvested", GREEN, "harvested_fraction"),
@@ -141,7 +141,7 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Any, title: str) -> str:
-    """Returns the figure as an SVG element for a page; the same figure gives the same text."""
+    """Return the figure as an SVG element for a page; the same figure gives the same text."""
     from matplotlib import rc_context
 
     out = io.StringIO()
@@ -205,7 +205,7 @@ class Assessment:
         return self.bounds.most_node_s / (3600.0 * self.gaps.hours)
 
     def to_dict(self) -> dict[str, object]:
-        """Returns plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "source": self.source,
             "gaps": self.gaps.to_dict(),
@@ -219,7 +219,7 @@ class Assessment:
 
 
 def verdict(assessment: Assessment) -> list[str]:
-    """Returns the result in a few sentences."""
+    """Return the result in a few sentences."""
     g = assessment.gaps
     gpus = [] if assessment.gpus is None else gpu_sentences(assessment.gpus)
     most = assessment.most_idle_mean
@@ -274,7 +274,7 @@ def verdict(assessment: Assessment) -> list[str]:
 
 
 def gpu_sentences(gpus: GpuReport) -> list[str]:
-    """Returns the result about GPUs in a few sentences."""
+    """Return the result about GPUs in a few sentences."""
     idle = gpus.idle_gpu_hours
     partly, whole = gpus.idle_gpu_hours_partly_used_hosts, gpus.idle_gpu_hours_idle_hosts
     lines = [
@@ -296,7 +296,7 @@ def gpu_sentences(gpus: GpuReport) -> list[str]:
 
 
 def gpu_tables(gpus: GpuReport) -> list[tuple[str, list[list[str]]]]:
-    """Returns (title, rows) of the tables about GPUs; the first row is the header."""
+    """Return (title, rows) of the tables about GPUs; the first row is the header."""
     edges = sorted({(b.from_s, b.to_s) for b in gpus.fragments})
     kinds = sorted({(b.host_idle, b.idle_gpus) for b in gpus.fragments})
     bins = {(b.host_idle, b.idle_gpus, b.from_s): b for b in gpus.fragments}
@@ -332,7 +332,7 @@ def _lease(name: str, harvest: Harvest, idle_gpu_hours: float) -> list[str]:
 
 
 def page(assessment: Assessment) -> str:
-    """Returns the report as HTML. Raises ImportError without matplotlib."""
+    """Return the report as HTML. Raises ImportError without matplotlib."""
     g, cases = assessment.gaps, assessment.cases
     parts = [
         f"<h1>What would MalleTrain harvest?</h1><p class=note>{_e(assessment.source)}</p>",
@@ -359,7 +359,7 @@ def page(assessment: Assessment) -> str:
 
 
 def _harvest(assessment: Assessment) -> Sequence[str]:
-    """Returns the part about the simulations; only if there was an idle node."""
+    """Return the part about the simulations; only if there was an idle node."""
     g, cases = assessment.gaps, assessment.cases
     begin, end = assessment.window
     return (
@@ -377,7 +377,7 @@ def _harvest(assessment: Assessment) -> Sequence[str]:
 
 
 def _idle_gpus(gpus: GpuReport) -> Iterable[str]:
-    """Yields the part about GPUs."""
+    """Yield the part about GPUs."""
     yield "<h2>Idle GPUs</h2>"
     for title, rows in gpu_tables(gpus):
         lines: list[str] = []
@@ -447,7 +447,7 @@ def _comparison(cases: Sequence[Case]) -> str:
 
 
 def text(assessment: Assessment) -> Iterable[str]:
-    """Yields the result for a terminal, line by line."""
+    """Yield the result for a terminal, line by line."""
     yield assessment.source
     yield from verdict(assessment)
     for c in assessment.cases[1:]:

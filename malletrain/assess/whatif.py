@@ -35,7 +35,7 @@ class Case:
 
 
 def enough_at_a_time(trace: Trace, jobs: Sequence[SimJob], fewest: int) -> int:
-    """Returns the number of simultaneous jobs that could use the number of idle nodes that is not
+    """Return the number of simultaneous jobs that could use the number of idle nodes that is not
     exceeded for 95 % of the time.
 
     Args:
@@ -57,7 +57,7 @@ MAX_SIMULTANEOUS_JOBS = 200
 
 
 def lasting(jobs: Sequence[SimJob], node_s: float) -> int:
-    """Returns the number of such jobs that have work for ``node_s`` node-seconds at any placement.
+    """Return the number of such jobs that have work for ``node_s`` node-seconds at any placement.
 
     Args:
         jobs: a sample of them. At its most efficient size a job needs the fewest node-seconds.
@@ -73,7 +73,7 @@ def cases(
     settings: SimSettings,
     on_progress: Callable[[str, float], None] = lambda what, part: None,
 ) -> list[Case]:
-    """Simulates the requested settings, and a few changes of them.
+    """Simulate the requested settings, and a few changes of them.
 
     Args:
         trace: the idle nodes.
@@ -124,6 +124,6 @@ def cases(
 
 
 def _until(trace: Trace, settings: SimSettings) -> float:
-    """Returns the simulated time, seconds."""
+    """Return the simulated time, seconds."""
     hours = math.inf if settings.hours is None else settings.hours
     return min(trace.duration_s, hours * 3600.0)

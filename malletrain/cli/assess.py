@@ -345,13 +345,13 @@ def assess(
 
 
 def _is_default(option: str) -> bool:
-    """Returns whether the option was not given on the command line."""
+    """Return whether the option was not given on the command line."""
     source = click.get_current_context().get_parameter_source(option)
     return source is ParameterSource.DEFAULT
 
 
 def _assumptions(o: dict[str, Any]) -> list[str]:
-    """Returns the assumptions of the simulation, as sentences."""
+    """Return the assumptions of the simulation, as sentences."""
     jobs = (
         f"{o['jobs']} jobs"
         if o["jobs"].isdigit()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Reports the minimum charge, the minimum length and the power of nodes."""
+    """Report the minimum charge, the minimum length and the power of nodes."""
     from malletrain.config.units import show_duration
     from malletrain.core.gaps import least_horizon_s
     from malletrain.daemon.site.settings import controller_settings
@@ -83,7 +83,7 @@ MAX_SHOWN_WEIGHTS = 5
 
 
 def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Reports weights and accounts, and checks Slurm's associations."""
+    """Report weights and accounts, and check Slurm's associations."""
     from malletrain.daemon.engine.parties import Parties
     from malletrain.daemon.site.backends import slurm_associations
 
@@ -117,7 +117,7 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Reports each trainer, and possible mistakes."""
+    """Report each trainer, and possible mistakes."""
     from malletrain.core.trainers import REST
     from malletrain.daemon.site.settings import trainers as made
 
@@ -256,7 +256,7 @@ def _print(findings: list[Finding]) -> None:
 
 
 def privacy(config: Config) -> Iterator[tuple[bool, str]]:
-    """Checks that other users cannot enter the state directory."""
+    """Check that other users cannot enter the state directory."""
     path = config.state_dir
     if path.is_dir() and path.stat().st_mode & 0o077:
         yield (
@@ -287,7 +287,7 @@ def database_place(config: Config) -> Iterator[tuple[None, str]]:
 
 
 def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
-    """Yields the results of the main scheduler's backend, which tests its commands."""
+    """Yield the results of the main scheduler's backend, which tests its commands."""
     from malletrain.daemon.site.backends import backend
 
     yield from backend(config).check(config)
@@ -314,7 +314,7 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
 
 
 def failed_starts(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Reports the leases of a running daemon from which no agent reports."""
+    """Report the leases of a running daemon from which no agent reports."""
     from malletrain.client import ClientError, Connection
     from malletrain.daemon.site.backends import agent_program
 
@@ -336,7 +336,7 @@ def failed_starts(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Checks that plans can start jobs."""
+    """Check that plans can start jobs."""
     from malletrain.daemon.site.settings import controller_settings
 
     if config.allocation.policy == "freetrain":
@@ -359,7 +359,7 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def network(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Reports the network of the jobs, and its bandwidth as measured by a running daemon."""
+    """Report the network of the jobs, and its bandwidth as measured by a running daemon."""
     from malletrain.client import ClientError, Connection
 
     interfaces = [config.nodes.interface, *config.nodes.interface_of]
@@ -381,7 +381,7 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Checks whether leaving nodes can hand over their part of a snapshot in memory."""
+    """Check whether leaving nodes can hand over their part of a snapshot in memory."""
     from malletrain.client import ClientError, Connection
     from malletrain.daemon.site.backends import notice_of
 
@@ -397,7 +397,7 @@ def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def _startup(config: Config) -> Iterator[Finding]:
-    """Yields problems that would prevent the daemon from starting."""
+    """Yield problems that would prevent the daemon from starting."""
     from malletrain.daemon.site.startup import ADDRESS, startup_findings
 
     answers = _daemon_answers(config)

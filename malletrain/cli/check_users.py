@@ -23,7 +23,7 @@ TRY_S = 20.0
 
 
 def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
-    """Checks that it is in submit_as, and that it accepts a lease of the user ``name``."""
+    """Check that it is in submit_as, and that it accepts a lease of the user ``name``."""
     at = [n for n, word in enumerate(config.submit_as) if Path(word).name == GATE]
     if not at:
         yield (
@@ -59,7 +59,7 @@ def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
 
 
 def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
-    """Returns the command and batch script of a lease of ``owner``, as the scavenger submits it.
+    """Return the command and batch script of a lease of ``owner``, as the scavenger submits it.
     Raises SchedulerError if the site's batch script cannot be read.
     """
     from malletrain.daemon.site.backends import agent_program, pbs_settings, slurm_settings
@@ -91,7 +91,7 @@ SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
 
 
 def users(config: Config, name: str | None = None) -> Iterator[tuple[bool | None, str]]:
-    """Checks everything that [daemon] users, munge, announce and submit_as need.
+    """Check everything that [daemon] users, munge, announce and submit_as need.
 
     Args:
         config: configuration of the site.
@@ -208,7 +208,7 @@ def _submitting(config: Config, name: str | None) -> Iterator[tuple[bool | None,
 def _as_others(
     config: Config, name: str | None, program: str, what: str
 ) -> Iterator[tuple[bool | None, str]]:
-    """Checks whether submit_as (such as sudo) allows this program to run as ``name``."""
+    """Check whether submit_as (such as sudo) allows this program to run as ``name``."""
     command = shutil.which(program, path=_path(config))
     if name is None or command is None:
         trial = f"{' '.join(config.submit_as)} {command or program} --version"
@@ -235,7 +235,7 @@ def _as_others(
 
 
 def _path(config: Config) -> str | None:
-    """Returns the search path of the main scheduler's commands; None: ``PATH``."""
+    """Return the search path of the main scheduler's commands; None: ``PATH``."""
     if config.scheduler.kind != "pbs":
         return None
     from scavenger.pbs.source import asking_environment
@@ -244,7 +244,7 @@ def _path(config: Config) -> str | None:
 
 
 def _closed(path: Path) -> Path | None:
-    """Returns the first directory on the path ``path`` that not every user may enter."""
+    """Return the first directory on the path ``path`` that not every user may enter."""
     return next(
         (p for p in reversed([path, *path.parents]) if p.is_dir() and not p.stat().st_mode & 0o001),
         None,

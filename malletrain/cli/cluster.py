@@ -100,7 +100,7 @@ def _states(running: ClusterProcess) -> dict[str, str]:
 
 
 def _running(config_file: Path) -> ClusterProcess:
-    """Returns the running cluster of the configuration. Raises Refused if there is none."""
+    """Return the running cluster of the configuration. Raises Refused if there is none."""
     config = load(config_file)
     if config.scheduler.kind != "local":
         raise Refused(

@@ -107,7 +107,7 @@ def say(sentence: str) -> None:
 
 
 def state_dir_option(command: F) -> F:
-    """Adds ``--state-dir``, the state directory of the daemon."""
+    """Add ``--state-dir``, the state directory of the daemon."""
     return click.option(
         "--state-dir",
         metavar="DIR",
@@ -120,7 +120,7 @@ def state_dir_option(command: F) -> F:
 
 
 def config_option(purpose: str) -> Callable[[F], F]:
-    """Returns a decorator that adds the required option ``--config FILE``; ``purpose``: its
+    """Return a decorator that adds the required option ``--config FILE``; ``purpose``: its
     help."""
     return click.option(
         "--config",
@@ -135,7 +135,7 @@ def config_option(purpose: str) -> Callable[[F], F]:
 
 
 def json_option(command: F) -> F:
-    """Adds ``--json``: data instead of a table."""
+    """Add ``--json``: data instead of a table."""
     return click.option(
         "--json",
         "as_json",
@@ -145,7 +145,7 @@ def json_option(command: F) -> F:
 
 
 def connect(state_dir: Path | None) -> Connection:
-    """Returns a client of the daemon of ``state_dir``. Raises Refused if there is none."""
+    """Return a client of the daemon of ``state_dir``. Raises Refused if there is none."""
     from malletrain.client import ClientError, Connection
 
     try:
@@ -156,7 +156,7 @@ def connect(state_dir: Path | None) -> Connection:
 
 @contextlib.contextmanager
 def asking(state_dir: Path | None) -> Any:
-    """Yields a client; a refusal of the daemon becomes a sentence and its exit code."""
+    """Yield a client; a refusal of the daemon becomes a sentence and its exit code."""
     from malletrain.client import ClientError
 
     client = connect(state_dir)
@@ -169,7 +169,7 @@ def asking(state_dir: Path | None) -> Any:
 
 
 def refusal(error: Any) -> click.ClickException:
-    """Returns the exception that ends the command, for an error of the client."""
+    """Return the exception that ends the command, for an error of the client."""
     if error.code == "usage":
         return click.UsageError(str(error), click.get_current_context(silent=True))
     return Away(str(error)) if error.code == "unreachable" else Refused(str(error))

@@ -19,19 +19,19 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completes files and directories; the shell lists them."""
+    """Complete files and directories; the shell lists them."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completes directories; the shell lists them."""
+    """Complete directories; the shell lists them."""
     return [CompletionItem(incomplete, type="dir")]
 
 
 def conda_environments(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Completes names of the user's conda environments, from conda's own list."""
+    """Complete names of the user's conda environments, from conda's own list."""
     try:
         lines = Path("~/.conda/environments.txt").expanduser().read_text().splitlines()
     except (OSError, ValueError, RuntimeError):
@@ -41,7 +41,7 @@ def conda_environments(
 
 
 def job_names(*, unfinished: bool = False) -> Completer:
-    """Returns a completer of job names, the newest first, and of ids if the user has begun to type
+    """Return a completer of job names, the newest first, and of ids if the user has begun to type
     one. ``unfinished``: only jobs that have not ended.
     """
 

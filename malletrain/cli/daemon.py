@@ -32,7 +32,7 @@ def daemon(config_file: Path) -> None:
 
 
 def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the daemon's extra
-    """Returns the configuration in ``config_file``. Raises Refused with all its problems."""
+    """Return the configuration in ``config_file``. Raises Refused with all its problems."""
     try:
         from malletrain.config.model import ConfigError, load_config
     except ModuleNotFoundError as error:
@@ -44,7 +44,7 @@ def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the
 
 
 def missing(error: ModuleNotFoundError) -> Refused:
-    """Returns the error for a package of the daemon's extra that is not installed."""
+    """Return the error for a package of the daemon's extra that is not installed."""
     if error.name is None or error.name.split(".")[0] in (
         "malletrain",
         "scavenger",

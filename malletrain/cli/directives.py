@@ -66,7 +66,7 @@ def apply_directives(command: click.Command, ctx: click.Context, script: str, te
 
 
 def line_of(ctx: click.Context, options: tuple[str, ...]) -> int | None:
-    """Returns the line of the script that set the first of these options; None if none did."""
+    """Return the line of the script that set the first of these options; None if none did."""
     lines: Mapping[str, int] = ctx.meta.get(LINES, {})
     return next((lines[name] for name in options if name in lines), None)
 
@@ -74,7 +74,7 @@ def line_of(ctx: click.Context, options: tuple[str, ...]) -> int | None:
 def _parameters(
     command: click.Command, ctx: click.Context, script: str, line: int, words: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Returns the parameters that one line sets, converted as on the command line."""
+    """Return the parameters that one line sets, converted as on the command line."""
     options: list[click.Parameter] = [
         param
         for param in command.params
@@ -93,7 +93,7 @@ def _parameters(
 
 
 def _merge(ctx: click.Context, values: dict[str, Any], lines: dict[str, int]) -> dict[str, int]:
-    """Set the parameters that the command line does not set; returns the line of each."""
+    """Set the parameters that the command line does not set; return the line of each."""
     explicit = {
         name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }

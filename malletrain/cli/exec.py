@@ -92,7 +92,7 @@ async def _run(
     rank: int | None,
     tty: bool,
 ) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     from malletrain.client.address import find
     from malletrain.client.aio import AsyncConnection
     from malletrain.client.commands import RemoteCommand
@@ -114,7 +114,7 @@ async def _run(
 
 
 async def _converse(command: RemoteCommand, tty: bool) -> int:
-    """Connect this process's streams and signals to the command. Returns the exit code."""
+    """Connect this process's streams and signals to the command. Return the exit code."""
     loop = asyncio.get_running_loop()
     early_exit: asyncio.Future[int] = loop.create_future()
     """Done with an exit code when this process ends before the command."""

@@ -14,14 +14,14 @@ EXIT_CODES = {"completed": COMPLETED, "cancelled": CANCELLED, "failed": FAILED}
 
 
 def exit_code(states: Iterable[str]) -> int:
-    """Returns the exit code for ended jobs: 1 if one failed, else 3 if one was cancelled,
+    """Return the exit code for ended jobs: 1 if one failed, else 3 if one was cancelled,
     else 0."""
     codes = {EXIT_CODES[state] for state in states}
     return FAILED if FAILED in codes else max(codes, default=COMPLETED)
 
 
 def exit_code_of_failed(failures: Iterable[Any]) -> int:
-    """Returns the exit code for one failed job: that of the worker that failed first in the last
+    """Return the exit code for one failed job: that of the worker that failed first in the last
     try.
 
     Args:

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def goal_options(command: F) -> F:
-    """Adds ``--deadline``, ``--budget`` and ``--work``."""
+    """Add ``--deadline``, ``--budget`` and ``--work``."""
     work = click.option(
         "--work",
         metavar="SAMPLES",
@@ -25,7 +25,7 @@ def goal_options(command: F) -> F:
 
 
 def deadline_and_budget_options(command: F) -> F:
-    """Adds ``--deadline`` and ``--budget``."""
+    """Add ``--deadline`` and ``--budget``."""
     for option in (
         click.option(
             "--budget",

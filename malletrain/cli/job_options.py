@@ -17,14 +17,14 @@ RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", 
 
 
 def name_option(command: F) -> F:
-    """Adds ``--name``."""
+    """Add ``--name``."""
     return click.option(
         "--name", help="Name of the job. Default: the script's name without its suffix."
     )(command)
 
 
 def kind_option(command: F) -> F:
-    """Adds ``--kind``."""
+    """Add ``--kind``."""
     return click.option(
         "--kind",
         metavar="KIND",
@@ -35,7 +35,7 @@ def kind_option(command: F) -> F:
 
 
 def weight_option(command: F) -> F:
-    """Adds ``--weight``."""
+    """Add ``--weight``."""
     return click.option(
         "--weight",
         metavar="W",
@@ -47,7 +47,7 @@ def weight_option(command: F) -> F:
 
 
 def environment_options(command: F) -> F:
-    """Adds ``--setup`` to ``--workdir``: what a process finds when it starts."""
+    """Add ``--setup`` to ``--workdir``: what a process finds when it starts."""
     for option in reversed(
         (
             click.option(
@@ -121,7 +121,7 @@ def environment_options(command: F) -> F:
 
 
 def start_and_end_options(command: F) -> F:
-    """Adds ``--after`` and ``--time-limit``."""
+    """Add ``--after`` and ``--time-limit``."""
     for option in reversed(
         (
             click.option(
@@ -145,7 +145,7 @@ def start_and_end_options(command: F) -> F:
 
 
 def notify_option(command: F) -> F:
-    """Adds ``--notify``."""
+    """Add ``--notify``."""
     return click.option(
         "--notify",
         metavar="WHOM",

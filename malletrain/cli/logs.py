@@ -158,7 +158,7 @@ def logs(
 
 
 def _refuse_farm(detail: JobDetail, stream: str) -> None:
-    """Raises Refused if the log of a rank is asked of a farm, which has none."""
+    """Raise Refused if the log of a rank is asked of a farm, which has none."""
     if detail.spec.get("farm") is not None and stream.startswith("rank"):
         name = detail.job.name
         raise Refused(
@@ -168,7 +168,7 @@ def _refuse_farm(detail: JobDetail, stream: str) -> None:
 
 
 def _last_lines(client: Connection, job: str, stream: str, lines: int) -> LogView:
-    """Returns the last ``lines`` of a log, with the cursor after them."""
+    """Return the last ``lines`` of a log, with the cursor after them."""
     import msgspec
 
     size = max(LIMIT_BYTES, lines * ASSUMED_LINE_BYTES)

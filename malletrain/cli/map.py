@@ -83,7 +83,7 @@ class _BeforeDashes(click.Command):
 
 
 def _split(args: list[str]) -> tuple[list[str], bool, list[str]]:
-    """Returns the arguments before the first ``--``, whether there is one, and those after it."""
+    """Return the arguments before the first ``--``, whether there is one, and those after it."""
     if "--" not in args:
         return args, False, []
     at = args.index("--")
@@ -322,7 +322,7 @@ def _opened(
     has_each: bool,
     elsewhere: bool,
 ) -> Iterator[tuple[TaskInput, int]]:
-    """Yields the input that the options name, and how many of its tasks run at a time by the list
+    """Yield the input that the options name, and how many of its tasks run at a time by the list
     itself (0: no limit). ``elsewhere``: the tasks run in another directory.
     """
     from malletrain.submission import task_lists
@@ -360,7 +360,7 @@ def _opened(
 
 
 def _range_of(rows: TaskList) -> tuple[int, int, int]:
-    """Returns the smallest and largest index of an array, and the step that all indices have, else
+    """Return the smallest and largest index of an array, and the step that all indices have, else
     1.
     """
     numbers = sorted(int(values[0]) for _, group in rows.groups() for values in group)
@@ -434,7 +434,7 @@ def _cancel(client: Client, job: str) -> None:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that shows how many tasks have been added, on a terminal."""
+    """Yield a function that shows how many tasks have been added, on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

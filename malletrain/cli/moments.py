@@ -11,7 +11,7 @@ FORMS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S")
 
 
 def moment(text: str) -> float:
-    """Returns the seconds since the epoch of ``"2 d"`` (ago), ``2026-01-31`` or
+    """Return the seconds since the epoch of ``"2 d"`` (ago), ``2026-01-31`` or
     ``2026-01-31T08:00``, local time.
 
     Raises:

@@ -26,7 +26,7 @@ why_option = click.option(
 
 
 def _until(text: str) -> float:
-    """Returns the seconds since the epoch of ``--until``: a duration from now, or a local date and
+    """Return the seconds since the epoch of ``--until``: a duration from now, or a local date and
     time."""
     from malletrain.config.units import UnitError, parse_duration
 
@@ -66,7 +66,7 @@ def _send(state_dir: Path | None, op: str, **params: Any) -> None:
 
 
 def _split_names(nodes: Sequence[str]) -> list[list[str]]:
-    """Returns the names, split for as many requests as needed; one request without names if there
+    """Return the names, split for as many requests as needed; one request without names if there
     are none."""
     parts: list[list[str]] = [[]]
     size = 0

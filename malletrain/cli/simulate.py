@@ -50,7 +50,7 @@ _TRAINER_OF = "malletrain.trainer_of"
 
 
 def _site(context: click.Context, _: click.Parameter, path: Path | None) -> ControllerSettings:
-    """Returns the settings of the site in ``path``; they become the defaults of the options."""
+    """Return the settings of the site in ``path``; they become the defaults of the options."""
     from malletrain.core.settings import ControllerSettings
 
     if path is None:
@@ -220,7 +220,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def simulation_options(command: F) -> F:
-    """Adds the options of a simulation besides the idle nodes: jobs, policy, costs."""
+    """Add the options of a simulation besides the idle nodes: jobs, policy, costs."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -316,7 +316,7 @@ def simulate(
 
 
 def _kinds(slots: tuple[str, ...]) -> list[TraceKind]:
-    """Returns the kinds in the values of --slot."""
+    """Return the kinds in the values of --slot."""
     from scavenger.trace.kinds import TraceKind
 
     try:
@@ -328,7 +328,7 @@ def _kinds(slots: tuple[str, ...]) -> list[TraceKind]:
 def _slot_kinds(
     divided: DividedTrace, slots: tuple[str, ...], prices: tuple[str, ...]
 ) -> SlotKinds | None:
-    """Returns the kinds of the slots of a trace, at the values of --price; None if there is one
+    """Return the kinds of the slots of a trace, at the values of --price; None if there is one
     kind, without a name and a price.
     """
     from malletrain.sim.slot_kinds import SlotKinds
@@ -353,7 +353,7 @@ def _slot_kinds(
 
 
 def settings_of(options: dict[str, Any]) -> SimSettings:
-    """Returns the settings in the values of :func:`simulation_options`. Raises WorkloadError."""
+    """Return the settings in the values of :func:`simulation_options`. Raises WorkloadError."""
     from malletrain.sim.costs import CostModel
     from malletrain.sim.policies import POLICIES
     from malletrain.sim.settings import SimSettings
@@ -385,7 +385,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
 
 
 def jobs_of(options: dict[str, Any]) -> list[SimJob]:
-    """Returns the jobs in the values of :func:`simulation_options`. Raises WorkloadError."""
+    """Return the jobs in the values of :func:`simulation_options`. Raises WorkloadError."""
     from malletrain.sim import nas, workloads
     from malletrain.sim.deadlines import with_deadlines
     from malletrain.sim.joblogs import read_log

@@ -45,7 +45,7 @@ SORT: dict[str, Callable[[JobView], Any]] = {
 
 
 def _states(text: str | None) -> tuple[str, ...]:
-    """Returns the states in the value of ``--state``."""
+    """Return the states in the value of ``--state``."""
     words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for word in words:
         if word not in STATES:
@@ -148,7 +148,7 @@ def status(
 
 
 def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
-    """Show the status until the job has ended. Returns the exit code."""
+    """Show the status until the job has ended. Return the exit code."""
     from rich.console import Group, RenderableType
     from rich.live import Live
     from rich.text import Text

@@ -100,7 +100,7 @@ def _apply_directives(command: click.Command, ctx: click.Context, script: str) -
 
 
 def _file_of(params: dict[str, Any]) -> str:
-    """Returns the file of the script or module; a missing one is reported elsewhere."""
+    """Return the file of the script or module; a missing one is reported elsewhere."""
     from malletrain.submission.error import SpecError
     from malletrain.submission.script import module_of
 
@@ -323,7 +323,7 @@ def submit(
 
 
 def _exit_code(ended: Sequence[JobView], state_dir: Path | None) -> int:
-    """Returns the exit code after waiting for these jobs; for a single failed job, its script's."""
+    """Return the exit code after waiting for these jobs; for a single failed job, its script's."""
     if len(ended) > 1 or ended[0].state != "failed":
         return exit_code(job.state for job in ended)
     with asking(state_dir) as client:
@@ -350,7 +350,7 @@ def _print_submitted(jobs: Sequence[JobView], array: bool, as_json: bool) -> Non
 
 
 def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -> list[str]:
-    """Returns warnings about unfinished jobs that use the snapshot path or output folder of
+    """Return warnings about unfinished jobs that use the snapshot path or output folder of
     ``spec``, and about an array whose first ``jobs`` share an output folder.
     """
     from malletrain.submission.resuming import snapshot_paths

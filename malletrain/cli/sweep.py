@@ -43,7 +43,7 @@ def sweep() -> None:
 
 
 def storage_option(command: F) -> F:
-    """Adds ``--storage``, the database of sweeps."""
+    """Add ``--storage``, the database of sweeps."""
     return click.option(
         "--storage",
         metavar="URL",
@@ -311,7 +311,7 @@ def _sentences() -> Iterator[None]:
 
 
 def _home(state_dir: Path | None) -> Path:
-    """Returns the directory of this user's sweeps."""
+    """Return the directory of this user's sweeps."""
     from malletrain.identity.state_directory import StateDirError, default_state_dir
 
     try:
@@ -322,7 +322,7 @@ def _home(state_dir: Path | None) -> Path:
 
 @contextmanager
 def _opened(name: str, storage: str, state_dir: Path | None) -> Iterator[tuple[Ledger, str]]:
-    """Yields the sweep of that name and its database's URL; errors become a sentence."""
+    """Yield the sweep of that name and its database's URL; errors become a sentence."""
     with _sentences():
         from malletrain.sweep.ledger import Ledger, open_storage, storage_url
 

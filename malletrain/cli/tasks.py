@@ -114,7 +114,7 @@ def tasks(
 
 
 def pages(client: Connection, farm: str, state: str) -> Iterator[TasksView]:
-    """Yields the tasks of a farm in this state (empty: any), in order, a page at a time."""
+    """Yield the tasks of a farm in this state (empty: any), in order, a page at a time."""
     from malletrain.client import operations
 
     after = -1
@@ -127,7 +127,7 @@ def pages(client: Connection, farm: str, state: str) -> Iterator[TasksView]:
 
 
 def _listed(client: Connection, farm: str, state: str, limit: int) -> TasksView:
-    """Returns a view with at most ``limit`` tasks."""
+    """Return a view with at most ``limit`` tasks."""
     import msgspec
 
     from malletrain.client import operations
@@ -146,7 +146,7 @@ def _listed(client: Connection, farm: str, state: str, limit: int) -> TasksView:
 
 
 def _write_csv(client: Connection, farm: str, state: str, name: str) -> int:
-    """Write tasks to a file as CSV. Returns their number."""
+    """Write tasks to a file as CSV. Return their number."""
     from malletrain.render import farms
 
     count = 0
@@ -177,7 +177,7 @@ def _opened(name: str) -> Iterator[IO[str]]:
 
 
 def _follow(client: Connection, farm: str, as_json: bool) -> int:
-    """Show the counts until the farm has ended. Returns the exit code."""
+    """Show the counts until the farm has ended. Return the exit code."""
     from rich.live import Live
 
     from malletrain.client import operations
@@ -240,7 +240,7 @@ def retry(
 
 def print_log(client: Connection, farm: str, number: int, follow: bool) -> int:
     """Print the log of a task: its file where this host sees it, else the end of the output that
-    the daemon has. With ``follow``, until the task has ended. Returns the exit code.
+    the daemon has. With ``follow``, until the task has ended. Return the exit code.
     """
     detail = client.job(farm)
     job, position = detail.job.id, 0
@@ -276,7 +276,7 @@ def _task(client: Connection, farm: str, number: int) -> TaskView:
 
 
 def _log_file(workdir: str, task: TaskView) -> str:
-    """Returns the file of a task's output: while it runs, a hidden one beside the log."""
+    """Return the file of a task's output: while it runs, a hidden one beside the log."""
     path = os.path.join(workdir, task.log)
     if not task.log:
         return ""
@@ -295,7 +295,7 @@ def _changed(path: str) -> float:
 
 
 def _read(path: str, position: int) -> tuple[str, int]:
-    """Returns what a file has after a position, and the position after that."""
+    """Return what a file has after a position, and the position after that."""
     try:
         with open(path, "rb") as file:
             file.seek(position)

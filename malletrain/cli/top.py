@@ -69,7 +69,7 @@ class Keys:
 
     def wait(self, seconds: float, news: int) -> list[str]:
         """Wait until a key is pressed, the file descriptor ``news`` is readable (it is not read),
-        or ``seconds`` are over. Returns the pressed keys.
+        or ``seconds`` are over. Return the pressed keys.
         """
         sources = [news] if self._fd is None else [news, self._fd]
         ready, _, _ = select.select(sources, [], [], seconds)
@@ -80,7 +80,7 @@ class Keys:
 
 
 def split(text: str) -> list[str]:
-    """Returns the keys in a terminal's input: characters, and the names of other keys."""
+    """Return the keys in a terminal's input: characters, and the names of other keys."""
     keys = []
     while text:
         word = next((s for s in SEQUENCES if text.startswith(s)), text[0])
@@ -208,7 +208,7 @@ class Watcher(threading.Thread):
         self._hurry.set()
 
     def seen(self) -> list[Look | str]:
-        """Returns the new updates, and error messages of failed requests."""
+        """Return the new updates, and error messages of failed requests."""
         if self._looks.empty():
             return []
         os.read(self.bell, 4096)

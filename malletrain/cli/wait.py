@@ -54,7 +54,7 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
 
 def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> list[JobView]:
     """Wait until the jobs with these ids have ended and, unless ``quiet``, report each when it
-    ends. Returns them in the order in which they ended. If the daemon restarts, waits for it.
+    ends. Return them in the order in which they ended. If the daemon restarts, waits for it.
     """
     ended: dict[str, JobView] = {}
     waiting = list(jobs)

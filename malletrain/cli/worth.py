@@ -96,7 +96,7 @@ def worth(
 
 
 def _parsed(values: tuple[str, ...], nothing: bool) -> dict[int, float] | None:
-    """Returns the values by number of nodes; None if there are none."""
+    """Return the values by number of nodes; None if there are none."""
     from malletrain.submission.curve_file import parse_values
     from malletrain.submission.error import SpecError
 
@@ -111,7 +111,7 @@ def _parsed(values: tuple[str, ...], nothing: bool) -> dict[int, float] | None:
 
 
 def _each(text: str | None) -> float | None:
-    """Returns the value of each next node."""
+    """Return the value of each next node."""
     from malletrain.submission.curve_file import parse_value
     from malletrain.submission.error import SpecError
 
@@ -124,7 +124,7 @@ def _each(text: str | None) -> float | None:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Returns the seconds of ``--expires``; None if it is not given."""
+    """Return the seconds of ``--expires``; None if it is not given."""
     from malletrain.config.units import UnitError, parse_duration
 
     if text is None:
@@ -136,7 +136,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _shown(view: MembersView) -> str:
-    """Returns the present values, as lines."""
+    """Return the present values, as lines."""
     from malletrain.config.units import show_duration
 
     if not any(view.values.values()):

@@ -40,7 +40,7 @@ class Address:
     """A sentence on how to start the daemon, with a blank before it."""
 
     def credential(self, munge: bool) -> tuple[str, str]:
-        """Returns the MUNGE credential for a daemon that does not know this client's key, and the
+        """Return the MUNGE credential for a daemon that does not know this client's key, and the
         reason if there is none.
 
         Args:
@@ -57,7 +57,7 @@ class Address:
             return "", str(error)
 
     def unknown_key(self, why: str) -> ClientError:
-        """Returns the error for a key that the daemon does not know, with advice on what to do."""
+        """Return the error for a key that the daemon does not know, with advice on what to do."""
         reason = f" MUNGE could not tell it who you are: {why}" if why else ""
         return ClientError(
             f"The daemon at {self.endpoint} does not know your key.{reason} Give its operators "
@@ -68,7 +68,7 @@ class Address:
 
 
 def find(state_dir: Path | None = None) -> Address:
-    """Returns the address of the daemon that runs in ``state_dir``; if None, of this user's own
+    """Return the address of the daemon that runs in ``state_dir``; if None, of this user's own
     daemon, else of the site's.
 
     Raises:

@@ -88,7 +88,7 @@ class AsyncConnection:
         return exchange.data_of(answer)
 
     async def _connect(self) -> zmq.asyncio.Socket:
-        """Returns the socket after its handshake."""
+        """Return the socket after its handshake."""
         async with self._connecting:
             if self._socket is not None:
                 return self._socket

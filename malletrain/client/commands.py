@@ -75,7 +75,7 @@ class RemoteCommand:
         return cls(connection, await connection.do(operation))
 
     async def read(self, write: Callable[[CommandPart], Awaitable[None]]) -> CommandView:
-        """Pass all output to ``write``, in order, until the command ends. Returns its end."""
+        """Pass all output to ``write``, in order, until the command ends. Return its end."""
         while True:
             view = await self._output(WAIT_S)
             for part in view.parts:

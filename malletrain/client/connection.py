@@ -53,7 +53,7 @@ class Channel:
         self._is_up = False
 
     def call(self, op: str, params: Mapping[str, Any], wait_s: float, changes_state: bool) -> Any:
-        """Returns the data of the daemon's answer to one request.
+        """Return the data of the daemon's answer to one request.
 
         If the daemon does not know this client and accepts MUNGE, logs in first.
 
@@ -114,7 +114,7 @@ class Channel:
         self._is_up = False
 
     def _connect(self) -> zmq.Socket[bytes]:
-        """Returns the socket after its handshake. A request sent earlier would wait in a queue for
+        """Return the socket after its handshake. A request sent earlier would wait in a queue for
         a daemon that may not exist.
         """
         if self._socket is not None and self._is_up and not self._is_broken():
@@ -135,7 +135,7 @@ class Channel:
         raise exchange.not_running(self.address)
 
     def _is_broken(self) -> bool:
-        """Returns whether the connection broke since the last call, such as at a restart of the
+        """Return whether the connection broke since the last call, such as at a restart of the
         daemon.
         """
         while self._monitor is not None and self._monitor.poll(0):
@@ -203,7 +203,7 @@ class Connection:
 
     @classmethod
     def of(cls, state_dir: Path | None = None, *, timeout_s: float = TIMEOUT_S) -> Connection:
-        """Returns the client of the daemon that runs in ``state_dir``; if None, of this user's own
+        """Return the client of the daemon that runs in ``state_dir``; if None, of this user's own
         daemon, else of the site's. Raises Unreachable if there is no daemon.
         """
         at = find(state_dir)
@@ -236,7 +236,7 @@ class Connection:
         wait_s: float = 0.0,
         changes: bool = False,
     ) -> Any:
-        """Returns the data of the daemon's answer to one request, not converted."""
+        """Return the data of the daemon's answer to one request, not converted."""
         return self._channel.call(op, params or {}, wait_s, changes)
 
     def submit(self, spec: messages.JobSpec) -> JobView:
@@ -256,21 +256,21 @@ class Connection:
         return self.do(operations.jobs(**which))
 
     def job(self, job: str) -> JobDetail:
-        """Returns one job by id or name (the newest of several with the same name)."""
+        """Return one job by id or name (the newest of several with the same name)."""
         return self.do(operations.job(job))
 
     def metrics(
         self, job: str, *, names: Sequence[str] = (), since: float = 0.0, most: int = 0
     ) -> list[SeriesView]:
-        """Returns the metrics of a job over time. See :func:`operations.metrics`."""
+        """Return the metrics of a job over time. See :func:`operations.metrics`."""
         return self.do(operations.metrics(job, names=names, since=since, most=most))
 
     def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> MembersView:
-        """Returns the members of a service. See :func:`operations.members`."""
+        """Return the members of a service. See :func:`operations.members`."""
         return self.do(operations.members(job, since=since, wait_s=wait_s))
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
-        """Returns idle and leased nodes; with ``explain`` all nodes with the rules they passed or
+        """Return idle and leased nodes; with ``explain`` all nodes with the rules they passed or
         failed.
         """
         return self.do(operations.nodes(explain=explain))
@@ -278,7 +278,7 @@ class Connection:
     def events(
         self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
     ) -> list[EventView]:
-        """Returns events with ``seq > since``, oldest first; if there are none, waits up to
+        """Return events with ``seq > since``, oldest first; if there are none, waits up to
         ``wait_s`` for one.
         """
         return self.do(operations.events(since=since, limit=limit, job=job, wait_s=wait_s))
@@ -292,7 +292,7 @@ class Connection:
         limit: int = 65536,
         wait_s: float = 0.0,
     ) -> LogView:
-        """Returns a piece of a log from ``cursor`` on; if there is none, waits up to ``wait_s`` for
+        """Return a piece of a log from ``cursor`` on; if there is none, waits up to ``wait_s`` for
         one.
         """
         return self.do(
@@ -300,11 +300,11 @@ class Connection:
         )
 
     def status(self) -> StatusView:
-        """Returns a summary of the daemon and the machine."""
+        """Return a summary of the daemon and the machine."""
         return self.do(operations.status())
 
     def usage(self, **between: float) -> list[UsageView]:
-        """Returns the usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
+        """Return the usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
         return self.do(operations.usage(**between))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from malletrain.protocol import env, messages, wire
 
 
 def timeout_of(text: str) -> float:
-    """Returns the timeout for an answer, seconds, from the user's setting, limited to 1 second to 1
+    """Return the timeout for an answer, seconds, from the user's setting, limited to 1 second to 1
     day. Text that is not a number counts as not set.
     """
     try:
@@ -41,7 +41,7 @@ S = TypeVar("S", bound="zmq.Socket[Any]")
 
 
 def set_up(socket: S, at: Address) -> S:
-    """Connect ``socket`` to the daemon; returns the monitor of its connection.
+    """Connect ``socket`` to the daemon; return the monitor of its connection.
 
     Raises:
         Unreachable: its address or its key is invalid.
@@ -71,7 +71,7 @@ class Handshake:
         self._refused = False
 
     def advance(self, event: int) -> bool:
-        """Handle one event. Returns whether it completes the connection. Raises Unreachable if the
+        """Handle one event. Return whether it completes the connection. Raises Unreachable if the
         key is not accepted.
         """
         if event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
@@ -84,12 +84,12 @@ class Handshake:
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def is_hopeless(self, waited_s: float) -> bool:
-        """Returns whether to give up after ``waited_s`` seconds."""
+        """Return whether to give up after ``waited_s`` seconds."""
         return waited_s >= CONNECT_S or (self._refused and waited_s > ABSENT_S)
 
 
 def request(op: str, params: Mapping[str, Any]) -> tuple[str, list[bytes]]:
-    """Returns the id and the frames of a request. Raises ClientError if it cannot be encoded or is
+    """Return the id and the frames of a request. Raises ClientError if it cannot be encoded or is
     too large."""
     request_id = uuid.uuid4().hex
     try:
@@ -100,7 +100,7 @@ def request(op: str, params: Mapping[str, Any]) -> tuple[str, list[bytes]]:
 
 
 def reply(frames: Sequence[bytes], at: Address) -> messages.Reply | None:
-    """Returns the answer in these frames; None if they are another message. Raises ClientError if
+    """Return the answer in these frames; None if they are another message. Raises ClientError if
     they are invalid.
     """
     try:
@@ -116,7 +116,7 @@ def reply(frames: Sequence[bytes], at: Address) -> messages.Reply | None:
 
 
 def data_of(answer: messages.Reply) -> Any:
-    """Returns the data of an answer. Raises ClientError if the daemon refused."""
+    """Return the data of an answer. Raises ClientError if the daemon refused."""
     if answer.ok:
         return answer.data
     raise ClientError(
@@ -127,12 +127,12 @@ def data_of(answer: messages.Reply) -> Any:
 
 
 def not_running(at: Address) -> Unreachable:
-    """Returns the error: no daemon answers at the address."""
+    """Return the error: no daemon answers at the address."""
     return Unreachable(f"No daemon answers at {at.endpoint}: it is not running.{at.hint}")
 
 
 def went_away(at: Address, changes_state: bool) -> Unreachable:
-    """Returns the error: the connection broke before the answer. ``changes_state``: whether the
+    """Return the error: the connection broke before the answer. ``changes_state``: whether the
     request changes state at the daemon."""
     return Unreachable(
         f"The daemon at {at.endpoint} went away before it "
@@ -141,7 +141,7 @@ def went_away(at: Address, changes_state: bool) -> Unreachable:
 
 
 def no_answer(at: Address, timeout_s: float, changes_state: bool) -> Unreachable:
-    """Returns the error: no answer within the timeout."""
+    """Return the error: no answer within the timeout."""
     return Unreachable(
         f"The daemon at {at.endpoint} did not answer within {timeout_s:g} "
         f"s.{_outcome_unknown(changes_state)}"

@@ -49,7 +49,7 @@ class Operation(Generic[T]):
     """Key of the value in the answer; empty: the whole answer."""
 
     def read(self, data: Any, endpoint: str) -> T:
-        """Returns the answer, converted to its type. Raises ClientError if it does not fit, such as
+        """Return the answer, converted to its type. Raises ClientError if it does not fit, such as
         from a daemon of another version.
         """
         if self.part:

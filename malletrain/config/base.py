@@ -47,7 +47,7 @@ def _size(value: object) -> int:
 
 
 def _location(value: object, info: ValidationInfo) -> object:
-    """Returns the path with ``~`` expanded, relative to the file that names it."""
+    """Return the path with ``~`` expanded, relative to the file that names it."""
     if not isinstance(value, (str, Path)) or not str(value):
         raise PydanticCustomError("path", "it must be the path of a file or directory, in quotes")
     base = (info.context or {}).get("directory")
@@ -100,7 +100,7 @@ class Section(BaseModel):
 
 
 def key(default: Any = ..., *, description: str, **limits: Any) -> Any:
-    """Returns a key of a section.
+    """Return a key of a section.
 
     Defaults are written as in the file ("5 s") and pass the same checks as given values.
     """
@@ -108,5 +108,5 @@ def key(default: Any = ..., *, description: str, **limits: Any) -> Any:
 
 
 def section(kind: type[Section]) -> Any:
-    """Returns a section that may be left out of the file."""
+    """Return a section that may be left out of the file."""
     return Field(default_factory=kind)

@@ -48,7 +48,7 @@ SECRET = "daemon.database"
 
 
 def changes(before: Config, after: Config) -> dict[str, str]:
-    """Returns the full name of each key whose value differs → its values, as ``OLD -> NEW``."""
+    """Return the full name of each key whose value differs → its values, as ``OLD -> NEW``."""
     old, new = (_leaves(config.model_dump(mode="json")) for config in (before, after))
     return {
         name: "changed" if name == SECRET else f"{_shown(old.get(name))} -> {_shown(new.get(name))}"
@@ -58,7 +58,7 @@ def changes(before: Config, after: Config) -> dict[str, str]:
 
 
 def with_changes(before: Config, after: Config, names: Collection[str]) -> Config:
-    """Returns ``before`` with the values of these keys (SECTION.KEY) from ``after``."""
+    """Return ``before`` with the values of these keys (SECTION.KEY) from ``after``."""
     sections: dict[str, Any] = {}
     for name in names:
         section, _, key = name.partition(".")
@@ -203,7 +203,7 @@ class Config(Section):
 
 
 def load_config(path: str | Path) -> Config:
-    """Returns the configuration in the TOML file ``path``. Raises ConfigError with all problems of
+    """Return the configuration in the TOML file ``path``. Raises ConfigError with all problems of
     the file.
     """
     path = Path(path)
@@ -227,7 +227,7 @@ def parse_config(
     directory: Path | None = None,
     state_dir: str | None = None,
 ) -> Config:
-    """Returns the configuration in ``text``.
+    """Return the configuration in ``text``.
 
     Args:
         text: the content of a TOML file.

@@ -185,7 +185,7 @@ class NodesSection(Section):
         return SharingRules(self.niceness, self.io_priority, self.bound_cpus, self.bound_memory)
 
     def interface_for(self, node_class: str) -> str:
-        """Returns the network for nodes of a class."""
+        """Return the network for nodes of a class."""
         of = dict(text.split("=", 1) for text in self.interface_of)
         return of.get(node_class, self.interface)
 

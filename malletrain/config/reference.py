@@ -44,7 +44,7 @@ relative to the file, `~` is the home directory. A key that is not given has its
 def sections(
     model: type[BaseModel] = Config, name: str = ""
 ) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yields (full name, model) of every section, each before its subsections."""
+    """Yield (full name, model) of every section, each before its subsections."""
     if name:
         yield name, model
     for field, info in model.model_fields.items():
@@ -54,7 +54,7 @@ def sections(
 
 
 def is_repeatable(name: str) -> bool:
-    """Returns whether the section of this name can be repeated."""
+    """Return whether the section of this name can be repeated."""
     *path, last = name.split(".")
     model: type[BaseModel] | None = Config
     for part in path:
@@ -64,7 +64,7 @@ def is_repeatable(name: str) -> bool:
 
 
 def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    """Returns (name, field) of every key of a section, without its subsections."""
+    """Return (name, field) of every key of a section, without its subsections."""
     return (
         (name, info)
         for name, info in model.model_fields.items()
@@ -73,12 +73,12 @@ def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 
 
 def reference_markdown() -> str:
-    """Returns every key with its default, valid values and description, as Markdown."""
+    """Return every key with its default, valid values and description, as Markdown."""
     return "\n".join([_INTRODUCTION, section_tables()])
 
 
 def section_tables(of: type[BaseModel] = Config, heading: str = "##") -> str:
-    """Returns a heading and a table for each section of a model. Keys that the tables of all batch
+    """Return a heading and a table for each section of a model. Keys that the tables of all batch
     schedulers have are in a table of their own, after the last of them.
     """
     parts = []
@@ -118,7 +118,7 @@ def _table(
 
 
 def example_toml() -> str:
-    """Returns a configuration file with every key commented out at its default, below its
+    """Return a configuration file with every key commented out at its default, below its
     description.
     """
     lines = [
@@ -146,7 +146,7 @@ def _summary(model: type[BaseModel]) -> str:
 
 
 def _default(info: FieldInfo, markdown: bool = False) -> str:
-    """Returns the default as it is written in a file."""
+    """Return the default as it is written in a file."""
     if info.is_required():
         is_size = any(isinstance(m, Quantity) and m.kind == "size" for m in info.metadata)
         return "required" if markdown else '"1 GiB"' if is_size else '"..."'
@@ -167,7 +167,7 @@ def _default(info: FieldInfo, markdown: bool = False) -> str:
 
 
 def _accepted(name: str, info: FieldInfo) -> str:
-    """Returns the description of valid values, with their bounds."""
+    """Return the description of valid values, with their bounds."""
     if name == "scheduler.kind":
         return f"`{either(scheduler_kinds())}`"
     quantity = next((mark for mark in info.metadata if isinstance(mark, Quantity)), None)
@@ -178,7 +178,7 @@ def _accepted(name: str, info: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """Returns the name of values of this type."""
+    """Return the name of values of this type."""
     if typing.get_origin(annotation) is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in typing.get_args(annotation))
     if typing.get_origin(annotation) is types.UnionType or (

@@ -364,7 +364,7 @@ RESERVED_SBATCH_OPTIONS = {
 
 
 def reserved_sbatch_option(option: str) -> tuple[str, str] | None:
-    """Returns the name of a reserved option and why it is reserved; None if it is not.
+    """Return the name of a reserved option and why it is reserved; None if it is not.
 
     Args:
         option: the option as it is given to sbatch, with its value.
@@ -578,7 +578,7 @@ class SchedulerSection(Section):
 
 
 def scheduler_kinds() -> tuple[str, ...]:
-    """Returns the kinds of scheduler that this version supports: the fields of SchedulerSection
+    """Return the kinds of scheduler that this version supports: the fields of SchedulerSection
     that hold a SchedulerTable.
     """
     return tuple(

@@ -271,7 +271,7 @@ class QuotasSection(Section):
         return value
 
     def limit(self, kind: Literal["user", "account"], name: str) -> Limit:
-        """Returns the limits of this user or account."""
+        """Return the limits of this user or account."""
         for text in self.own:
             match = _EXCEPTION.fullmatch(text)
             if match is not None and match.group(1, 2) == (kind, name):

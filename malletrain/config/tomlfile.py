@@ -63,7 +63,7 @@ class TomlText:
     """
 
     def line_of(self, path: Path) -> int | None:
-        """Returns the line of ``path``, or of the nearest enclosing table that the text names;
+        """Return the line of ``path``, or of the nearest enclosing table that the text names;
         ``None`` if it names none.
         """
         while path:
@@ -104,7 +104,7 @@ def read_toml(text: str) -> TomlText:
 
 
 def _read_before_error(rows: list[str], problems: list[Problem]) -> TomlText:
-    """Returns the statements above the last syntax error, to find the problems in them."""
+    """Return the statements above the last syntax error, to find the problems in them."""
     end = (problems[-1].line or 1) - 1
     for last in range(end, 0, -1):
         try:
@@ -120,7 +120,7 @@ def _read_before_error(rows: list[str], problems: list[Problem]) -> TomlText:
 
 
 def _explain(error: str, rows: list[str]) -> tuple[str, int]:
-    """Returns (sentence, line) of a parser's message, with a hint for two common mistakes: a
+    """Return (sentence, line) of a parser's message, with a hint for two common mistakes: a
     quantity or a word without quotes.
     """
     match = _POSITION.search(error)
@@ -140,7 +140,7 @@ def _explain(error: str, rows: list[str]) -> tuple[str, int]:
 
 
 def _is_isolated_error(rows: list[str], line: int) -> bool:
-    """Returns whether the error is limited to this row, so that skipping it does not change the
+    """Return whether the error is limited to this row, so that skipping it does not change the
     meaning of other rows.
     """
     row = rows[line - 1] if line <= len(rows) else ""
@@ -156,7 +156,7 @@ def _is_isolated_error(rows: list[str], line: int) -> bool:
 
 
 def _statements(rows: list[str]) -> Iterator[tuple[int, str]]:
-    """Yields (line, text) of each statement of a valid text. A statement is the shortest group of
+    """Yield (line, text) of each statement of a valid text. A statement is the shortest group of
     rows that parses by itself.
     """
     start = 0
@@ -197,7 +197,7 @@ def _lines_of(rows: list[str]) -> dict[Path, int]:
 
 
 def _paths(data: dict[str, Any]) -> Iterator[Path]:
-    """Yields every key path in ``data``, each table before its content."""
+    """Yield every key path in ``data``, each table before its content."""
     for key, value in data.items():
         yield (key,)
         inner = (

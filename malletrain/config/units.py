@@ -45,7 +45,7 @@ class UnitError(ValueError):
 
 
 def _split(text: object, accepted: str) -> tuple[str, str]:
-    """Returns (number, unit) of ``text``; raises UnitError if it is not a number with a unit."""
+    """Return (number, unit) of ``text``; raises UnitError if it is not a number with a unit."""
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise UnitError(f"{text!r} is not a quantity; accepted is {accepted}.")
     if not isinstance(text, str):
@@ -68,7 +68,7 @@ def _unknown_unit(
 
 
 def parse_duration(text: object) -> float:
-    """Returns the seconds of a duration such as ``"30 s"``, ``"5 min"``, ``"1.5 h"``.
+    """Return the seconds of a duration such as ``"30 s"``, ``"5 min"``, ``"1.5 h"``.
 
     Raises UnitError; negative durations are refused.
     """
@@ -85,7 +85,7 @@ def parse_duration(text: object) -> float:
 
 
 def parse_size(text: object) -> int:
-    """Returns the bytes of a size such as ``"2 GiB"``. Raises UnitError; negative sizes and
+    """Return the bytes of a size such as ``"2 GiB"``. Raises UnitError; negative sizes and
     fractions of a byte are refused.
     """
     number, unit = _split(text, SIZE_HELP)
@@ -102,7 +102,7 @@ def _shortest(number: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Returns the duration as text, in the largest unit of which it is a multiple.
+    """Return the duration as text, in the largest unit of which it is a multiple.
     :func:`parse_duration` converts it back to the same number of seconds.
     """
     for unit, factor in sorted(DURATION_UNITS.items(), key=lambda item: -item[1]):
@@ -113,7 +113,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size: int) -> str:
-    """Returns the size as text, in the largest unit of which it is a multiple. :func:`parse_size`
+    """Return the size as text, in the largest unit of which it is a multiple. :func:`parse_size`
     converts it back to the same number of bytes.
     """
     for unit, factor in sorted(SIZE_UNITS.items(), key=lambda item: -item[1]):
@@ -123,7 +123,7 @@ def format_size(size: int) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """Returns the duration, rounded for display: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5
+    """Return the duration, rounded for display: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5
     min``, ``4 d 3 h``.
     """
     if seconds < 0:

@@ -32,7 +32,7 @@ _FORMATTERS = {"duration": format_duration, "size": format_size}
 
 
 def problems_of(error: ValidationError, toml: TomlText, model: type[BaseModel]) -> list[Problem]:
-    """Returns all errors in ``error`` as problems.
+    """Return all errors in ``error`` as problems.
 
     If the parser did not reach the end of the file, missing keys are not reported.
     """
@@ -44,7 +44,7 @@ def problems_of(error: ValidationError, toml: TomlText, model: type[BaseModel]) 
 
 
 def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> Problem:
-    """Returns one of pydantic's errors as a sentence with its line."""
+    """Return one of pydantic's errors as a sentence with its line."""
     loc = tuple(str(part) for part in details["loc"])
     kind, ctx = details["type"], details.get("ctx", {})
     quantity = _quantity_at(loc, model)
@@ -99,7 +99,7 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
 
 
 def _section_at(table: type[BaseModel] | None, part: str) -> type[BaseModel] | None:
-    """Returns the section class that ``part`` of a key's full name selects in ``table``. A number
+    """Return the section class that ``part`` of a key's full name selects in ``table``. A number
     selects an element of a repeated section.
     """
     if table is None or part.isdecimal():
@@ -108,7 +108,7 @@ def _section_at(table: type[BaseModel] | None, part: str) -> type[BaseModel] | N
 
 
 def _unknown_key_message(loc: tuple[str, ...], model: type[BaseModel]) -> str:
-    """Returns the message for an unknown key. It suggests the most similar name."""
+    """Return the message for an unknown key. It suggests the most similar name."""
     table: type[BaseModel] | None = model
     for part in loc[:-1]:
         table = _section_at(table, part)
@@ -137,7 +137,7 @@ def _missing_key_message(loc: tuple[str, ...], model: type[BaseModel]) -> str:
 
 
 def _full_names_of(name: str, table: type[BaseModel], prefix: str = "") -> list[str]:
-    """Returns the full names of all keys called ``name``, to suggest the right section."""
+    """Return the full names of all keys called ``name``, to suggest the right section."""
     names = []
     for field, info in table.model_fields.items():
         inner = table_of(info.annotation)
@@ -164,7 +164,7 @@ def _quantity_at(loc: tuple[str, ...], model: type[BaseModel]) -> Quantity | Non
 
 
 def _value_at(loc: tuple[str, ...], data: Any, default: Any) -> Any:
-    """Returns the file's value at ``loc``, or ``default`` if the file has none (pydantic checked a
+    """Return the file's value at ``loc``, or ``default`` if the file has none (pydantic checked a
     default)."""
     for part in loc:
         if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
@@ -177,7 +177,7 @@ def _value_at(loc: tuple[str, ...], data: Any, default: Any) -> Any:
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """Returns the section class in a field's annotation (``Table`` or ``Table | None``); ``None``
+    """Return the section class in a field's annotation (``Table`` or ``Table | None``); ``None``
     if the field is a plain key.
     """
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
@@ -187,6 +187,6 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def either(names: Sequence[str]) -> str:
-    """Returns the names as ``"a", "b" or "c"``."""
+    """Return the names as ``"a", "b" or "c"``."""
     quoted = [f'"{name}"' for name in names]
     return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + f" or {quoted[-1]}"

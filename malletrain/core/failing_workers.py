@@ -170,7 +170,7 @@ class FailingWorkers:
     # --- results ---
 
     def succeeded(self, worker: str, number: int) -> list[str]:
-        """Note a success. Returns the workers that are rejected for it."""
+        """Note a success. Return the workers that are rejected for it."""
         entry = self._workers.setdefault(worker, _Worker())
         entry.has_succeeded = True
         self._acquit(worker, entry.failures)
@@ -234,7 +234,7 @@ class FailingWorkers:
         return entry.trust is Trust.TRUSTED and entry.has_succeeded
 
     def _suspect(self, worker: str, event: TrustEvent, now: float) -> dict[int, int]:
-        """Suspect a worker. Returns task → number of its failures that do not count."""
+        """Suspect a worker. Return task → number of its failures that do not count."""
         entry = self._workers[worker]
         entry.in_a_row, entry.trial_s = len(entry.failures), FIRST_TRIAL_S
         entry.trial_at = now + entry.trial_s
@@ -261,7 +261,7 @@ class FailingWorkers:
         return excused
 
     def _apply(self, worker: str, event: TrustEvent) -> bool:
-        """Apply an event. Returns whether it changed the trust."""
+        """Apply an event. Return whether it changed the trust."""
         entry = self._workers[worker]
         after = TRANSITIONS.get((entry.trust, event))
         if after is None:

@@ -17,7 +17,7 @@ STEPS_PER_DOUBLING = 2
 def nodes_filled(
     busy: int, waiting: int, slots: int, task_s: float | None, max_running: int = 0
 ) -> int:
-    """Returns how many nodes the remaining tasks fill, 1 at least.
+    """Return how many nodes the remaining tasks fill, 1 at least.
 
     Args:
         busy: number of nodes that have a task.
@@ -36,7 +36,7 @@ def nodes_filled(
 
 
 def rate_of_node(slots: int, task_s: float | None) -> float:
-    """Returns the tasks/s of a node, rounded to a power of the resolution; 1 if unknown.
+    """Return the tasks/s of a node, rounded to a power of the resolution; 1 if unknown.
 
     Args:
         slots: number of tasks that a node runs at a time.
@@ -49,7 +49,7 @@ def rate_of_node(slots: int, task_s: float | None) -> float:
 
 
 def farm_curve(rate: float, filled: int, max_nodes: int) -> dict[str, float]:
-    """Returns the curve: number of nodes, as text, to tasks/s.
+    """Return the curve: number of nodes, as text, to tasks/s.
 
     Args:
         rate: tasks/s of a node.

@@ -97,7 +97,7 @@ class PhaseTracker:
             self._enter(ratio)
 
     def feed(self, nodes: int, batch: float) -> str:
-        """Add the batch size of one report at a scale of ``nodes``. Returns the job's phase."""
+        """Add the batch size of one report at a scale of ``nodes``. Return the job's phase."""
         if nodes != self._nodes:
             self._nodes = nodes
             self._recent.clear()

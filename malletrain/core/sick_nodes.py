@@ -102,7 +102,7 @@ class SickNodes:
         self._nodes: dict[str, SickNode] = {}
 
     def failed(self, node: str, sentence: str, now: float) -> SickNode:
-        """Record a failure of the node. Returns its record."""
+        """Record a failure of the node. Return its record."""
         before = self._nodes.get(node)
         if before is not None and now < before.until:  # a lease from before the first failure
             wait_s = before.until - before.since

@@ -130,7 +130,7 @@ class ControllerState:
             self._set_info(name, info)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
-        """Exclude a node from plans, because it is taken at ``gone_at``. Returns whether a job has
+        """Exclude a node from plans, because it is taken at ``gone_at``. Return whether a job has
         it.
         """
         node = self.nodes[name]
@@ -140,7 +140,7 @@ class ControllerState:
         return node.job is not None
 
     def node_gone(self, name: str, *, breaks: bool = True) -> JobRecord | None:
-        """Remove a node. Returns the job that had it, or None. ``breaks``: the job's workers must
+        """Remove a node. Return the job that had it, or None. ``breaks``: the job's workers must
         be restarted.
         """
         node = self.nodes.pop(name, None)
@@ -282,7 +282,7 @@ class ControllerState:
         """Give each of these jobs exactly these nodes; a job without nodes is suspended. All
         changes take effect at one instant, so a node can go from one job to another.
 
-        Returns the commands that follow, in the order of ``nodes``.
+        Return the commands that follow, in the order of ``nodes``.
 
         Raises:
             ValueError: a node does not exist, is leaving, or would belong to two jobs.
@@ -326,7 +326,7 @@ class ControllerState:
 
     def change_layout(self, job: JobRecord, now: float) -> list[Start | Rescale | Suspend]:
         """Restart the workers of the job on its nodes, in another layout. It counts as no rescale:
-        a plan may move the job at once. Returns the commands that follow.
+        a plan may move the job at once. Return the commands that follow.
         """
         commands = self.assign({job.submitted.job: job.nodes}, now)
         job.forced = True
@@ -341,7 +341,7 @@ class ControllerState:
         self.at_work.pop(name, None)
 
     def rescaled(self, job: JobRecord, now: float) -> bool:
-        """Note that the job processes samples at its newest scale. Returns whether it was
+        """Note that the job processes samples at its newest scale. Return whether it was
         rescaling.
         """
         if not job.rescaling:

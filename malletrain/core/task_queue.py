@@ -142,7 +142,7 @@ class Outcome:
 def hand_out_limit(
     capacity: int, slots: int, present: int, present_in_all: int, max_running: int
 ) -> int:
-    """Returns the maximum number of tasks to hand out to a worker now.
+    """Return the maximum number of tasks to hand out to a worker now.
 
     Args:
         capacity: number of tasks that it wants to have.
@@ -195,7 +195,7 @@ class TaskQueue:
         retries: int = 0,
         duplicate_stragglers: bool = False,
     ) -> TaskQueue:
-        """Returns the queue as it was stored. Arguments as for the class; tasks without a row
+        """Return the queue as it was stored. Arguments as for the class; tasks without a row
         wait.
         """
         queue = cls(total, retries, duplicate_stragglers)
@@ -210,15 +210,15 @@ class TaskQueue:
     # --- what there is ---
 
     def counts(self) -> dict[TaskState, int]:
-        """Returns the number of tasks in each state."""
+        """Return the number of tasks in each state."""
         return dict(self._counts)
 
     def state(self, number: int) -> TaskState:
-        """Returns the state of a task."""
+        """Return the state of a task."""
         return _STATES[self._states[number]]
 
     def tries(self, number: int) -> int:
-        """Returns the number of failures of a task."""
+        """Return the number of failures of a task."""
         return self._tries[number]
 
     @property
@@ -227,7 +227,7 @@ class TaskQueue:
         return self._counts[TaskState.WAITING] + self._counts[TaskState.RUNNING]
 
     def numbers(self, state: TaskState, after: int = -1, limit: int = 1000) -> list[int]:
-        """Returns the first ``limit`` tasks in a state with numbers above ``after``."""
+        """Return the first ``limit`` tasks in a state with numbers above ``after``."""
         numbers: list[int] = []
         code, number = _CODES[state], after
         while len(numbers) < limit:
@@ -238,22 +238,22 @@ class TaskQueue:
         return numbers
 
     def attempts_of(self, worker: str) -> list[TaskAttempt]:
-        """Returns the attempts that a worker has."""
+        """Return the attempts that a worker has."""
         return [
             TaskAttempt(number, self._holders[number][worker])
             for number in self._of_worker.get(worker, ())
         ]
 
     def count_of(self, worker: str) -> int:
-        """Returns the number of tasks that a worker has."""
+        """Return the number of tasks that a worker has."""
         return len(self._of_worker.get(worker, ()))
 
     def workers(self) -> list[str]:
-        """Returns the workers that have tasks."""
+        """Return the workers that have tasks."""
         return list(self._of_worker)
 
     def begun(self) -> dict[int, float]:
-        """Returns number → time, seconds, of the tasks that a worker has begun."""
+        """Return number → time, seconds, of the tasks that a worker has begun."""
         begun: dict[int, float] = {}
         for tasks in self._of_worker.values():
             for number, at in tasks.items():
@@ -307,7 +307,7 @@ class TaskQueue:
         return attempts
 
     def begin(self, worker: str, attempt: TaskAttempt, at: float) -> bool:
-        """Note that a worker has begun an attempt. Returns whether that was not known.
+        """Note that a worker has begun an attempt. Return whether that was not known.
 
         Args:
             worker: the worker.
@@ -469,7 +469,7 @@ class TaskQueue:
     # --- the owner ---
 
     def retry(self, numbers: Iterable[int]) -> list[int]:
-        """Put failed tasks back, with all their tries. Returns those that wait again."""
+        """Put failed tasks back, with all their tries. Return those that wait again."""
         back = []
         for number in numbers:
             if 0 <= number < self.total and self.state(number) is TaskState.FAILED:

@@ -194,7 +194,7 @@ seconds.
 
 
 def run(config: Config, path: Path | None = None) -> int:
-    """Run the daemon until SIGTERM or SIGINT. Returns the exit code (0: stopped by a signal, 1:
+    """Run the daemon until SIGTERM or SIGINT. Return the exit code (0: stopped by a signal, 1:
     could not run). ``path``: file of the configuration, for reloads.
     """
     section = config.daemon
@@ -453,7 +453,7 @@ class Daemon:
         return None
 
     def _restore(self, components: Components, before: ComponentFailure | None) -> float:
-        """Take over the jobs and leases in the store. Returns the maximum time to wait for agents,
+        """Take over the jobs and leases in the store. Return the maximum time to wait for agents,
         seconds.
         """
         state, lease_count = components.state, len(components.leases.active)

@@ -287,7 +287,7 @@ class DataCache:
 
     @staticmethod
     def discard(name: str) -> bool:
-        """Remove the samples of the data set ``name`` from this node's memory. Returns whether they
+        """Remove the samples of the data set ``name`` from this node's memory. Return whether they
         were removed: they are not if a process uses them, or if there are none.
         """
         return remove_unused(data_folder() / file_name(name))

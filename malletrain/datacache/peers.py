@@ -121,7 +121,7 @@ class SamplePeers:
         return self._loop.run_until_complete(together())
 
     async def _call(self, address: str, op: str, body: Iterable[Any] = (), **arguments: Any) -> Any:
-        """Call a node. Returns None if it does not answer."""
+        """Call a node. Return None if it does not answer."""
         data, health = self._data, self._health_of(address)
         assert self._peers is not None
         try:

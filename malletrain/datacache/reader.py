@@ -169,7 +169,7 @@ class SampleReader:
     def _read_source(
         self, samples: list[int], owner_of: Mapping[int, str]
     ) -> tuple[dict[int, Any], int, int, float]:
-        """Read samples from the data set and store each at its owner. Returns the samples, the
+        """Read samples from the data set and store each at its owner. Return the samples, the
         bytes of those that can be packed, the number of those that cannot, and the time of reading,
         seconds.
         """

@@ -435,7 +435,7 @@ def _modified(path: Path) -> float:
 
 
 def remove_unused(path: Path) -> bool:
-    """Remove the store at ``path`` if no process uses it. Returns whether it was removed."""
+    """Remove the store at ``path`` if no process uses it. Return whether it was removed."""
     try:
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -451,7 +451,7 @@ def remove_unused(path: Path) -> bool:
 
 
 def _take_lock(lock: Callable[[int, int], object], file: int, kind: int) -> bool:
-    """Take a lock that others hold for microseconds only. Returns False if a stopped process holds
+    """Take a lock that others hold for microseconds only. Return False if a stopped process holds
     it.
     """
     for _ in range(LOCK_TRIES):

@@ -58,7 +58,7 @@ LATE_S = 1.0
 def assignments_of(
     events: Iterable[EventView], end: float, names: Mapping[str, str]
 ) -> list[AssignmentSpan]:
-    """Returns which job had which node by the plan, until ``end``. ``names``: job id → name."""
+    """Return which job had which node by the plan, until ``end``. ``names``: job id → name."""
     since: dict[str, dict[str, float]] = {}
     spans: list[AssignmentSpan] = []
 
@@ -89,7 +89,7 @@ def throughput(
     unknown: Sequence[tuple[float, float]] = (),
     window_s: float = 2.0,
 ) -> ThroughputSeries:
-    """Returns the samples/s of one job from (time, samples) observations: from each observation on,
+    """Return the samples/s of one job from (time, samples) observations: from each observation on,
     the slope to the next one, over at least ``window_s`` seconds. Observations within ``unknown``
     (begin, end) are ignored, because a restarted daemon does not know the newest samples yet.
     """
@@ -115,7 +115,7 @@ def rounds_of(
     counts: Mapping[str, Sequence[tuple[float, float]]],
     end: float,
 ) -> list[RoundSpan]:
-    """Returns every round that processed samples, with its first and last sample.
+    """Return every round that processed samples, with its first and last sample.
 
     The first sample of a round is the end of its rescale; the last sample of the previous round is
     ``cost_s`` earlier. The last round of a job lasts until the job stops, or until ``end``. A round
@@ -156,7 +156,7 @@ def rounds_of(
 
 
 def _grew(counts: Sequence[tuple[float, float]], since: float, until: float) -> float | None:
-    """Returns the time of the first observation with more samples than shortly after ``since``,
+    """Return the time of the first observation with more samples than shortly after ``since``,
     because the last samples of the previous round arrive late.
     """
     before = max((samples for moment, samples in counts if moment <= since + LATE_S), default=0.0)
@@ -170,7 +170,7 @@ Intervals = tuple[Interval, ...]
 
 
 def normal(pieces: Iterable[Interval]) -> Intervals:
-    """Returns the union of ``pieces`` in any order; empty ones are removed, adjacent ones
+    """Return the union of ``pieces`` in any order; empty ones are removed, adjacent ones
     merged."""
     union: list[Interval] = []
     for start, end in sorted(p for p in pieces if p[1] > p[0]):
@@ -182,7 +182,7 @@ def normal(pieces: Iterable[Interval]) -> Intervals:
 
 
 def both(a: Intervals, b: Intervals) -> Intervals:
-    """Returns the times in ``a`` and in ``b``."""
+    """Return the times in ``a`` and in ``b``."""
     common, i, k = [], 0, 0
     while i < len(a) and k < len(b):
         start, end = max(a[i][0], b[k][0]), min(a[i][1], b[k][1])
@@ -196,7 +196,7 @@ def both(a: Intervals, b: Intervals) -> Intervals:
 
 
 def without(a: Intervals, b: Intervals) -> Intervals:
-    """Returns the times in ``a`` and not in ``b``."""
+    """Return the times in ``a`` and not in ``b``."""
     rest = []
     for start, end in a:
         for s, e in b:
@@ -211,7 +211,7 @@ def without(a: Intervals, b: Intervals) -> Intervals:
 
 
 def length(a: Intervals) -> float:
-    """Returns the total time in ``a``."""
+    """Return the total time in ``a``."""
     return sum(end - start for start, end in a)
 
 
@@ -262,7 +262,7 @@ class Account:
 
 
 def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> DemoMachine:
-    """Returns the history of the embedded cluster (rows of its ``history.csv``: time, node, event,
+    """Return the history of the embedded cluster (rows of its ``history.csv``: time, node, event,
     lease, reason) between ``begin`` and ``end``.
 
     From ``idle`` and ``leased`` on, the node is offered; from ``preempted`` and ``busy`` on, it is
@@ -306,7 +306,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> D
 def account(
     machine: DemoMachine, rounds: Sequence[RoundSpan], assignments: Sequence[AssignmentSpan]
 ) -> Account:
-    """Returns the account; the module docstring defines each number."""
+    """Return the account; the module docstring defines each number."""
     causes = _Causes(machine, rounds)
     nodes = sorted(machine.offered)
     spans: list[Span] = []
@@ -366,7 +366,7 @@ class _Causes:
             self._rounds.setdefault(r.job, []).append(r)
 
     def split(self, job: str, start: float, end: float) -> list[tuple[str, float]]:
-        """Returns (cause, seconds) of the pieces of ``[start, end)``, split at the beginnings of
+        """Return (cause, seconds) of the pieces of ``[start, end)``, split at the beginnings of
         rounds."""
         rounds = self._rounds.get(job, [])
         cuts = [start, *(r.first for r in rounds if start < r.first < end), end]

@@ -89,7 +89,7 @@ class DemoOptions:
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo. Returns 0 if all jobs completed.
+    """Run the demo. Return 0 if all jobs completed.
 
     Raises:
         DemoError: the demo cannot run, or the jobs do not complete in time.
@@ -185,7 +185,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
 
 
 def example_script() -> Path:
-    """Returns the digits example that ships with the package. Raises DemoError if it is not
+    """Return the digits example that ships with the package. Raises DemoError if it is not
     installed.
     """
     try:
@@ -195,7 +195,7 @@ def example_script() -> Path:
 
 
 def cut_trace(options: DemoOptions) -> trace.Trace:
-    """Returns the trace that is replayed, in real seconds and with the names of the virtual nodes.
+    """Return the trace that is replayed, in real seconds and with the names of the virtual nodes.
     In the first second of a synthetic trace all nodes are idle; the replay stays there until the
     first profile is over.
     """
@@ -234,12 +234,12 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
 
 
 def watch_limit_s(duration_s: float) -> float:
-    """Returns the maximum time for the jobs of a demo of this duration, seconds."""
+    """Return the maximum time for the jobs of a demo of this duration, seconds."""
     return 3 * duration_s + 120.0
 
 
 def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
-    """Returns a synthetic trace with Summit's gap lengths, in which nodes become idle and busy one
+    """Return a synthetic trace with Summit's gap lengths, in which nodes become idle and busy one
     by one, in real seconds.
     """
     idle = IDLE_SHARE * len(names)
@@ -249,7 +249,7 @@ def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Tr
 
 
 def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
-    """Returns a synthetic trace with Summit's gap lengths, without further conditions, in real
+    """Return a synthetic trace with Summit's gap lengths, without further conditions, in real
     seconds."""
     model = synthesis.MachineModel(
         IDLE_SHARE, lengths.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)

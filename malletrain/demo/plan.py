@@ -41,17 +41,17 @@ class DemoJob:
     lr: float
 
     def epochs(self, node_seconds: float) -> int:
-        """Returns the number of epochs that take its share of ``node_seconds``; at least 4, so that
+        """Return the number of epochs that take its share of ``node_seconds``; at least 4, so that
         the network learns with any trace.
         """
         return max(4, round(self.share * node_seconds * SAMPLES_PER_S / TRAINING_SAMPLES))
 
     def nodes(self, machine: int) -> str:
-        """Returns ``--nodes`` on a machine of that many nodes."""
+        """Return ``--nodes`` on a machine of that many nodes."""
         return f"{min(self.min_nodes, machine)}:{min(self.max_nodes, machine)}"
 
     def arguments(self, node_seconds: float, seed: int) -> list[str]:
-        """Returns the arguments of the script that decide what is learnt: the same for the
+        """Return the arguments of the script that decide what is learnt: the same for the
         undisturbed run."""
         words = {
             "--epochs": self.epochs(node_seconds),
@@ -71,7 +71,7 @@ JOBS = (
 
 
 def share(start_s: float) -> float:
-    """Returns the work of all jobs divided by the node-seconds of the trace, on a machine that
+    """Return the work of all jobs divided by the node-seconds of the trace, on a machine that
     needs ``start_s`` seconds to load PyTorch. The rest is the cost of leasing, rescaling and
     preemption, mostly the time that a new node needs to load PyTorch.
     """
@@ -79,12 +79,12 @@ def share(start_s: float) -> float:
 
 
 def pacing() -> list[str]:
-    """Returns the arguments of the script that only make it slower."""
+    """Return the arguments of the script that only make it slower."""
     return ["--sample-delay", f"{1 / SAMPLES_PER_S:.6f}"]
 
 
 def config_text(state_dir: Path, cluster_dir: Path, port: int, nodes: int) -> str:
-    """Returns the daemon's configuration. Its times are for a machine with gaps of minutes,
+    """Return the daemon's configuration. Its times are for a machine with gaps of minutes,
     shortened by the same factor as the trace.
     """
 
@@ -142,7 +142,7 @@ observe_every = "8 s"
 
 
 def offered_node_seconds(idle: Sequence[tuple[float, float]], end: float) -> float:
-    """Returns the idle node-seconds until ``end`` of a step function: (time, idle nodes) from each
+    """Return the idle node-seconds until ``end`` of a step function: (time, idle nodes) from each
     time on."""
     total = 0.0
     for k, (moment, count) in enumerate(idle):
@@ -152,7 +152,7 @@ def offered_node_seconds(idle: Sequence[tuple[float, float]], end: float) -> flo
 
 
 def after_calm(trace: Trace, calm_s: float) -> Trace:
-    """Returns ``trace`` after a beginning of ``calm_s`` seconds in which all its nodes are idle."""
+    """Return ``trace`` after a beginning of ``calm_s`` seconds in which all its nodes are idle."""
     if calm_s <= 0:
         return trace
     later = trace.time > 0

@@ -166,7 +166,7 @@ class DemoStage:
             self.cluster.go_on()
 
     def start_daemon(self) -> None:
-        """Start the daemon like ``malletraind``, with its log in ``daemon.log``. Returns at once;
+        """Start the daemon like ``malletraind``, with its log in ``daemon.log``. Return at once;
         see :meth:`client`.
         """
         with open(self.folder.daemon_log, "ab") as log, _defer_signals():
@@ -176,7 +176,7 @@ class DemoStage:
             )
 
     def client(self) -> Connection:
-        """Returns a client of the daemon, once it answers. Raises DemoError with the end of the
+        """Return a client of the daemon, once it answers. Raises DemoError with the end of the
         daemon's log if it does not start.
         """
         deadline = time.monotonic() + DAEMON_START_S
@@ -202,7 +202,7 @@ class DemoStage:
             time.sleep(0.1)
 
     def start_page(self) -> str:
-        """Start ``malletrain web`` for the running daemon; returns the page's address. Raises
+        """Start ``malletrain web`` for the running daemon; return the page's address. Raises
         DemoError if it does not start.
         """
         log_file = self.folder.page_log
@@ -229,7 +229,7 @@ class DemoStage:
             self.daemon.wait()
 
     def loading_s(self) -> float:
-        """Returns the time in which a process loads PyTorch here, seconds. The first attempt reads
+        """Return the time in which a process loads PyTorch here, seconds. The first attempt reads
         it from the disk and does not count if it was slow.
         """
         took = 0.0
@@ -265,7 +265,7 @@ class DemoStage:
             self._undisturbed.append(self._supervised(command, log, environment))
 
     def undisturbed_accuracy(self, name: str) -> float | None:
-        """Returns the test accuracy of the undisturbed run of ``name``; None if it has not ended,
+        """Return the test accuracy of the undisturbed run of ``name``; None if it has not ended,
         or failed.
         """
         text = (self.folder.undisturbed / f"{name}.log").read_text(errors="replace")
@@ -273,7 +273,7 @@ class DemoStage:
         return float(accuracies[-1]) if accuracies else None
 
     def wait_for_undisturbed(self, timeout_s: float) -> bool:
-        """Wait for the undisturbed runs. Returns whether all succeeded within the time."""
+        """Wait for the undisturbed runs. Return whether all succeeded within the time."""
         deadline = time.monotonic() + timeout_s
         for process in self._undisturbed:
             try:
@@ -284,7 +284,7 @@ class DemoStage:
         return True
 
     def undisturbed_running(self) -> int:
-        """Returns the number of undisturbed runs that have not ended."""
+        """Return the number of undisturbed runs that have not ended."""
         return sum(process.poll() is None for process in self._undisturbed)
 
     def _supervised(
@@ -360,7 +360,7 @@ def _defer_signals() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """Returns a free TCP port of the loopback. With a fixed port, agents find the daemon again
+    """Return a free TCP port of the loopback. With a fixed port, agents find the daemon again
     after it was killed.
     """
     with socket.socket() as probe:

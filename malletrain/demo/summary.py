@@ -56,7 +56,7 @@ class DemoResult:
         return bool(self.jobs) and all(j.state == "completed" for j in self.jobs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the object that ``--json`` prints."""
+        """Return the object that ``--json`` prints."""
         return {
             "jobs": [asdict(j) for j in self.jobs],
             "rescales": self.rescales,
@@ -69,7 +69,7 @@ class DemoResult:
 
 
 def render(result: DemoResult, files: Sequence[tuple[str, str]] = ()) -> RenderableType:
-    """Returns the tables at the end of a demo. ``files``: (description, path)."""
+    """Return the tables at the end of a demo. ``files``: (description, path)."""
     a = result.account
     whole = a.offered or 1.0
     sums = FittedTable(

@@ -65,7 +65,7 @@ class DemoWatcher:
             )
 
     def look(self) -> list[JobView]:
-        """Send the requests once and show the news. Returns the jobs. Raises ClientError if the
+        """Send the requests once and show the news. Return the jobs. Raises ClientError if the
         daemon does not answer.
         """
         fresh = self.follower.look()

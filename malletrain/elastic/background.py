@@ -82,7 +82,7 @@ class BackgroundSnapshot(Snapshot):
 
 
 def to_host(value: Any) -> Any:
-    """Returns ``value`` with a copy in host memory of every tensor in it."""
+    """Return ``value`` with a copy in host memory of every tensor in it."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

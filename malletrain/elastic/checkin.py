@@ -85,7 +85,7 @@ class RoundStore(dist.Store):
 
 
 def _wait_for_key(store: Any, key: str) -> bool:
-    """Wait up to _KEY_TIMEOUT for a key, without polling. Returns whether it exists."""
+    """Wait up to _KEY_TIMEOUT for a key, without polling. Return whether it exists."""
     try:
         store.wait([key], _KEY_TIMEOUT)
     except dist.DistStoreError:
@@ -97,7 +97,7 @@ class RoomMaker(Protocol):
     """The part of :class:`malletrain.elastic.training.Training` that prepares memory."""
 
     def for_joiners(self) -> str:
-        """Returns the tensors for which joiners need memory."""
+        """Return the tensors for which joiners need memory."""
 
     def make_room(self, data: str) -> None:
         """Allocate that memory, if there is no state yet."""
@@ -201,7 +201,7 @@ class CheckIn:
             pass  # the memory is allocated when it is needed, and a failure is reported there
 
     def _exchange_holdings(self, store: Any) -> bool:
-        """Exchange holdings and get the rank. Returns False if the round is void."""
+        """Exchange holdings and get the rank. Return False if the round is void."""
         size = self.place.size
         store.set(f"holding/{self.place.rank}", self._holding)
         if store.add("holding", 1) == size:
@@ -240,7 +240,7 @@ class CheckIn:
                 self._rehearsed.set()
 
     def store(self, interrupted: Callable[[], bool]) -> RoundStore:
-        """Wait until all ranks have checked in. Returns the store. Raises Interrupted or
+        """Wait until all ranks have checked in. Return the store. Raises Interrupted or
         UnfitModel.
         """
         while True:

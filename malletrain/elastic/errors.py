@@ -29,7 +29,7 @@ SHARED_GPU = "Duplicate GPU detected"
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Returns whether a collective raised ``error`` because a peer is lost.
+    """Return whether a collective raised ``error`` because a peer is lost.
 
     Raises:
         ElasticError: NCCL refused the group because two of its processes share a GPU.

@@ -57,7 +57,7 @@ other result shows that a collective of the script was matched with that of a st
 def connect(
     store: Any, rank: int, size: int, timeout: timedelta, owner: Group | None = None
 ) -> Any:
-    """Returns the gloo backend of a default group, or of a group within it.
+    """Return the gloo backend of a default group, or of a group within it.
 
     If a peer is lost meanwhile, gloo waits for it until ``timeout``. This function stops waiting
     when the round is void, and abandons the wait in a thread. The process waits for that thread
@@ -111,7 +111,7 @@ a call of :meth:`Group.call_abandonable`.
 
 
 def newest() -> Group | None:
-    """Returns the default group that was formed last, or is being formed. Groups that are made now
+    """Return the default group that was formed last, or is being formed. Groups that are made now
     belong to it.
     """
     return _newest()
@@ -257,7 +257,7 @@ class Group:
     def watched(
         self, work: Any, value: Any = None, then: Callable[[], object] | None = None
     ) -> Any:
-        """Returns a future for a gloo collective that is completed when the collective ends or is
+        """Return a future for a gloo collective that is completed when the collective ends or is
         aborted.
 
         Args:
@@ -323,7 +323,7 @@ class Group:
             raise task.error
 
     def average(self, tensor: torch.Tensor) -> Any:
-        """Start to average ``tensor`` over all ranks, in place. Returns a future of it. For tensors
+        """Start to average ``tensor`` over all ranks, in place. Return a future of it. For tensors
         that gloo reduces; a GPU tensor goes through host memory.
         """
         self.exchanges += 1
@@ -339,7 +339,7 @@ class Group:
         )
 
     def mean(self, value: Any) -> Any:
-        """Returns the mean over all ranks of a number, or of a tensor of one element, as a tensor.
+        """Return the mean over all ranks of a number, or of a tensor of one element, as a tensor.
         Raises what :meth:`wait` raises.
         """
         if not self.several:
@@ -381,7 +381,7 @@ class Group:
             self._ask(StepWishes(go, stop, save, step=True), rate, batch_size, changed)
 
     def meet(self, wishes: StepWishes) -> bool:
-        """Returns whether all ranks make the same call, ``wishes``, outside of a step. If not, the
+        """Return whether all ranks make the same call, ``wishes``, outside of a step. If not, the
         other ranks are in a step, which has then begun for this rank as well. Raises what
         :meth:`wait` raises.
         """
@@ -412,7 +412,7 @@ class Group:
         self._step_begun = False
 
     def end_step(self) -> StepWishes:
-        """Returns the combined requests, which are equal on all ranks. Raises what :meth:`wait`
+        """Return the combined requests, which are equal on all ranks. Raises what :meth:`wait`
         raises.
         """
         self._step_begun = False
@@ -436,7 +436,7 @@ class Group:
                 self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
 
     def _answer(self, collective: str = "") -> StepWishes:
-        """Returns the combined requests. ``collective``: the one that this rank is about to call,
+        """Return the combined requests. ``collective``: the one that this rank is about to call,
         for messages.
         """
         work, self._flag_work = self._flag_work, None

@@ -27,7 +27,7 @@ Kind = tuple[tuple[int, ...], torch.dtype, bool]
 
 
 def describe_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    """Returns, as JSON, the kinds of the tensors for which a joiner needs memory: those of the
+    """Return, as JSON, the kinds of the tensors for which a joiner needs memory: those of the
     optimizers here. The list is empty until the optimizers have made their first step. Can be
     called from any thread; copies nothing.
     """
@@ -87,7 +87,7 @@ class Rooms:
                 self._free[kind].append(torch.empty(shape, dtype=dtype, device=device).fill_(0))
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, cuda: bool) -> torch.Tensor | None:
-        """Returns a prepared tensor; None if there is none.
+        """Return a prepared tensor; None if there is none.
 
         Args:
             shape: shape of the tensor.

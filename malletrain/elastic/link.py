@@ -66,7 +66,7 @@ class Link:
         """Start to receive messages."""
 
     def newest(self) -> Place | None:
-        """Returns the newest round of this process; None before the first."""
+        """Return the newest round of this process; None before the first."""
         return self._newest
 
     def wait_round(self, after: int) -> Place:
@@ -160,6 +160,6 @@ class LiveLink(Link):
 
 
 def connect() -> Link:
-    """Returns the source of rounds that the environment of this process names."""
+    """Return the source of rounds that the environment of this process names."""
     path = os.environ.get(env.LIVE)
     return LiveLink(path) if path else FixedLink()

@@ -184,7 +184,7 @@ class GroupMembership:
                 self.join()
 
     def _hand_over(self) -> bool:
-        """Hand over the state of leavers. Returns False if there is no complete next round yet, so
+        """Hand over the state of leavers. Return False if there is no complete next round yet, so
         that the group is not left.
         """
         old = self._group
@@ -203,7 +203,7 @@ class GroupMembership:
             return True
 
     def _next_round(self, old: Group, awaited: int) -> Invited:
-        """Returns what this process knows of the rounds after ``old``. Waits for all members of the
+        """Return what this process knows of the rounds after ``old``. Waits for all members of the
         newest one only if that is ``awaited``: another round may be void, and a process that is not
         a member of its successor is not informed of that.
         """
@@ -265,7 +265,7 @@ class GroupMembership:
             old.close()
 
     def _next_place(self, generation: int) -> Place:
-        """Returns the place of this process in the round after ``generation``. If it is not in that
+        """Return the place of this process in the round after ``generation``. If it is not in that
         round, it waits, and is ended unless a later one has it.
         """
         newest = self._link.newest()
@@ -383,7 +383,7 @@ class GroupMembership:
             self._store.add("ended", 1)
 
     def _all_have_ended(self) -> bool:
-        """Returns whether the script is known to have ended on all ranks of the group. The store is
+        """Return whether the script is known to have ended on all ranks of the group. The store is
         lost with the node of rank 0; then the result is False.
         """
         try:
@@ -393,7 +393,7 @@ class GroupMembership:
 
 
 def _in_collective(thread: int) -> bool:
-    """Returns whether ``thread`` is in a call of torch.distributed."""
+    """Return whether ``thread`` is in a call of torch.distributed."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (no public way to see a thread)
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.distributed")
 

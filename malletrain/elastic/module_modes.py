@@ -25,17 +25,17 @@ class ModuleModes:
 
 
 def named_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Returns the parameters by their names without wrappers."""
+    """Return the parameters by their names without wrappers."""
     return {plain_name(name): parameter for name, parameter in module.named_parameters()}
 
 
 def named_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the buffers by their names without wrappers."""
+    """Return the buffers by their names without wrappers."""
     return {plain_name(name): buffer for name, buffer in module.named_buffers()}
 
 
 def modes_of(module: torch.nn.Module) -> ModuleModes:
-    """Returns the settings of ``module``."""
+    """Return the settings of ``module``."""
     return ModuleModes(
         {name: parameter.requires_grad for name, parameter in named_parameters(module).items()},
         {plain_name(name): part.training for name, part in module.named_modules()},

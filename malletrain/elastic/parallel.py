@@ -115,7 +115,7 @@ class Parallel(torch.nn.Module):
             yield
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the state dict of the module, so that it loads without this wrapper."""
+        """Return the state dict of the module, so that it loads without this wrapper."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ Rule = Callable[[Any], None]
 
 
 def lr_linear(optimizer: Any, base_batch: int) -> Rule:
-    """Returns a hook for :meth:`Run.on_change`: learning rate ∝ global batch (Goyal et al. 2017,
+    """Return a hook for :meth:`Run.on_change`: learning rate ∝ global batch (Goyal et al. 2017,
     section 2.1).
 
     Args:
@@ -80,7 +80,7 @@ def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[float]:
 
 
 def rate_of(optimizer: torch.optim.Optimizer, before: float = 0.0) -> float:
-    """Returns one number that depends on all rates of an update. ``before``: the number of the
+    """Return one number that depends on all rates of an update. ``before``: the number of the
     update before it in the same step.
     """
     for factor, number in enumerate(_numbers(optimizer), 1):
@@ -89,19 +89,19 @@ def rate_of(optimizer: torch.optim.Optimizer, before: float = 0.0) -> float:
 
 
 def both(rate: float) -> tuple[float, float]:
-    """Returns what a rank contributes to a maximum over all ranks: its rate, and the negated rate
+    """Return what a rank contributes to a maximum over all ranks: its rate, and the negated rate
     from which the maximum gives the lowest.
     """
     return (UNKNOWN, UNKNOWN) if rate == UNKNOWN else (rate, -rate)
 
 
 def differ(highest: float, negated_lowest: float) -> bool:
-    """Returns whether the rates of the ranks differ, given the maxima of :func:`both`."""
+    """Return whether the rates of the ranks differ, given the maxima of :func:`both`."""
     return highest != UNKNOWN and highest + negated_lowest > _RELATIVE_TOLERANCE * abs(highest)
 
 
 def sentence(optimizers: list[torch.optim.Optimizer], rank: int) -> str:
-    """Returns the error message for the author of the script."""
+    """Return the error message for the author of the script."""
     here = ", ".join(f"{float(g['lr']):g}" for o in optimizers for g in o.param_groups if "lr" in g)
     return (
         f"The ranks made their last update at different learning rates (rank {rank}: {here} now), "

@@ -205,7 +205,7 @@ class Run:
         return dict(self.membership.parts)
 
     def ddp(self, module: torch.nn.Module, **options: Any) -> Parallel:
-        """Returns ``module`` wrapped for all ranks. It replaces ``DistributedDataParallel(module)``
+        """Return ``module`` wrapped for all ranks. It replaces ``DistributedDataParallel(module)``
         in the script. ``options``: options of that class.
         """
         check_model(self._training, module, "run.ddp(model)")
@@ -236,7 +236,7 @@ class Run:
     # --- loops ---
 
     def step(self, samples: int | None = None) -> Step:
-        """Returns a context manager for one training step: ``with run.step():`` encloses all code
+        """Return a context manager for one training step: ``with run.step():`` encloses all code
         from ``zero_grad()`` to ``optimizer.step()``.
 
         Args:
@@ -246,7 +246,7 @@ class Run:
         return Step(self._steps, samples)
 
     def batches(self, loader: Iterable[Any], accumulate: int = 1) -> Iterator[Any]:
-        """Yields the remaining batches of the current epoch.
+        """Yield the remaining batches of the current epoch.
 
         Train on every batch inside ``with run.step():``. With ``accumulate`` > 1 each item is a
         list of batches; iterate over it with ``step.micro(batches)``. After a change of the group,
@@ -325,7 +325,7 @@ class Run:
         return items
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yields the numbers of the remaining steps, for loops without an ElasticSampler. ``total``
+        """Yield the numbers of the remaining steps, for loops without an ElasticSampler. ``total``
         is the number of steps of the whole run, including those that were done before.
         """
         self.membership.settle()
@@ -349,7 +349,7 @@ class Run:
         self._steps.stop_requested = True
 
     def save(self) -> bool:
-        """Write the snapshot now, and wait for it. Returns whether this process wrote it.
+        """Write the snapshot now, and wait for it. Return whether this process wrote it.
 
         With a sharded model all ranks write together. If the other ranks are in a step, because
         this process has just joined and is at the top of the script, nothing is written now, and
@@ -362,7 +362,7 @@ class Run:
             return self._training.save()
 
     def digest(self) -> str:
-        """Returns a hash of the whole state. It is equal on all ranks between steps. With a sharded
+        """Return a hash of the whole state. It is equal on all ranks between steps. With a sharded
         model all ranks must call it together.
 
         Raises:

@@ -11,7 +11,7 @@ import socket
 
 
 def open_sockets() -> dict[int, str]:
-    """Returns the identity (``socket:[inode]``) of each file descriptor of this process that is a
+    """Return the identity (``socket:[inode]``) of each file descriptor of this process that is a
     socket.
     """
     identities = {}
@@ -26,7 +26,7 @@ def open_sockets() -> dict[int, str]:
 
 
 def listens_on(fd: int) -> int:
-    """Returns the TCP port on which ``fd`` listens; 0 if it is no listening socket."""
+    """Return the TCP port on which ``fd`` listens; 0 if it is no listening socket."""
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockopt(

@@ -90,7 +90,7 @@ class Holder:
         self.rooms = Rooms(device)
 
     def modules(self) -> dict[str, torch.nn.Module]:
-        """Returns the modules among the objects, without their wrappers."""
+        """Return the modules among the objects, without their wrappers."""
         return {
             name: m
             for name, value in self.objects.items()
@@ -110,7 +110,7 @@ class Holder:
         return states
 
     def signature(self) -> str:
-        """Returns a hash that is equal in two processes if their models have the same tensors."""
+        """Return a hash that is equal in two processes if their models have the same tensors."""
         lines = [
             f"{name}.{key} {tuple(t.shape)} {t.dtype}"
             for name, module in self.modules().items()
@@ -123,7 +123,7 @@ class Holder:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def pack(self, counters: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
-        """Returns (skeleton, tensors). The tensors are those of the objects, not copies. Raises
+        """Return (skeleton, tensors). The tensors are those of the objects, not copies. Raises
         StateError.
         """
         tensors: list[torch.Tensor] = []
@@ -141,7 +141,7 @@ class Holder:
         return pickle.dumps(skeleton), tensors
 
     def destinations(self, packed: bytes, in_place: bool = True) -> tuple[Any, list[torch.Tensor]]:
-        """Returns (skeleton, tensors to receive into). With ``in_place`` these are the modules' own
+        """Return (skeleton, tensors to receive into). With ``in_place`` these are the modules' own
         tensors if they have the right shape and dtype, so that a large model is not in memory
         twice.
         """
@@ -171,7 +171,7 @@ class Holder:
         return torch.empty(slot.shape, dtype=slot.dtype, device=device)
 
     def restore(self, skeleton: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
-        """Load the received state into the objects. Returns the counters. Raises StateError."""
+        """Load the received state into the objects. Return the counters. Raises StateError."""
         for name, value in self.objects.items():
             if name not in skeleton["objects"]:
                 raise StateError(
@@ -194,7 +194,7 @@ class Holder:
         return counters
 
     def digest(self) -> str:
-        """Returns a hash over the whole state except the random number generators. It is equal on
+        """Return a hash over the whole state except the random number generators. It is equal on
         ranks with equal state.
         """
         sha = hashlib.sha256()

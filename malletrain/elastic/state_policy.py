@@ -39,7 +39,7 @@ from malletrain.training.torch_private import adopt_backend
 
 
 def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
-    """Returns (rank whose state counts, ranks that must get it) by the progress of each rank. Among
+    """Return (rank whose state counts, ranks that must get it) by the progress of each rank. Among
     the ranks that are furthest, the source is one that has closed its epoch, if any, and then the
     lowest.
     """
@@ -50,7 +50,7 @@ def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
 
 
 def reopens_epoch(table: Sequence[Standing]) -> bool:
-    """Returns whether the ranks go back to the last step of an epoch, by the progress of each rank:
+    """Return whether the ranks go back to the last step of an epoch, by the progress of each rank:
     the code after that step has run on some of them, and may not have run on a lost peer.
     """
     furthest = [standing for standing in table if standing == max(table) and standing.has_state]
@@ -80,7 +80,7 @@ def share(training: Training, group: Group) -> None:
 
 
 def _standings(training: Training, group: Group) -> list[Standing]:
-    """Returns the progress of each rank."""
+    """Return the progress of each rank."""
     own = training.standing()
     if not group.several:
         return [own]
@@ -164,11 +164,11 @@ class AbortableWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Returns whether all collectives are complete."""
+        """Return whether all collectives are complete."""
         return all(work.is_completed() for work in self._works)
 
     def get_future(self) -> Any:
-        """Returns the future of the last collective."""
+        """Return the future of the last collective."""
         return self._works[-1].get_future()
 
 
@@ -260,18 +260,18 @@ class WholeState:
         """Run once, without peers, the code whose results are cached per rank."""
 
     def holding(self) -> str | None:
-        """Returns a description of the state of this process for :meth:`order`, which the members
+        """Return a description of the state of this process for :meth:`order`, which the members
         of the next round exchange; None if they exchange none.
         """
         return None
 
     def order(self, holdings: list[str]) -> list[int]:
-        """Returns the rank of each member of the next round, given their :meth:`holding`."""
+        """Return the rank of each member of the next round, given their :meth:`holding`."""
         return list(range(len(holdings)))
 
     def hand_over(self, group: Group, invited: Callable[[int], Invited]) -> bool:
         """Move state from the leavers to the ranks that stay. Called on all ranks of a group before
-        they leave it. Returns False if the group is not to be left now.
+        they leave it. Return False if the group is not to be left now.
 
         Args:
             group: the group that is about to be left.
@@ -331,7 +331,7 @@ class ShardedState(WholeState):
 
 
 def state_policy(training: Training) -> WholeState:
-    """Returns the policy for the state of ``training``."""
+    """Return the policy for the state of ``training``."""
     if isinstance(training, ShardedTraining):
         return ShardedState(training)
     return WholeState(training)

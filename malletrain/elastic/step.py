@@ -117,7 +117,7 @@ class Steps:
         self._changed.forget()
 
     def all_call(self, *, save: bool = False, digest: bool = False) -> bool:
-        """Returns whether all ranks make this call now, so that they can save or hash together. A
+        """Return whether all ranks make this call now, so that they can save or hash together. A
         joiner starts at the top of the script, which the other ranks have passed.
 
         Args:
@@ -218,7 +218,7 @@ class Steps:
         scaler.update = checked_update
 
     def _over_all_ranks(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns a closure that returns the mean loss of all ranks. Optimizers choose their next
+        """Return a closure that returns the mean loss of all ranks. Optimizers choose their next
         action by the loss, and must choose the same on all ranks.
         """
 
@@ -231,7 +231,7 @@ class Steps:
         return closure_over_all_ranks
 
     def _check_gradients(self, call: str) -> None:
-        """Raises ElasticError if gradients were not averaged over the ranks, and Interrupted if a
+        """Raise ElasticError if gradients were not averaged over the ranks, and Interrupted if a
         peer is lost.
         """
         assert self.now is not None
@@ -295,7 +295,7 @@ class Step:
         )
 
     def micro(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yields the micro-batches of this step. Gradients are exchanged only with the last one."""
+        """Yield the micro-batches of this step. Gradients are exchanged only with the last one."""
         batches = list(batches)
         for self._micro, batch in enumerate(batches):
             with contextlib.ExitStack() as stack:

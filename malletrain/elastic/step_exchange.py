@@ -50,13 +50,13 @@ class Invited:
 
 
 def _members(rows: Sequence[Invited]) -> dict[int, Invited]:
-    """Returns the ranks that are members of the newest round, by their current rank."""
+    """Return the ranks that are members of the newest round, by their current rank."""
     newest = max(row.generation for row in rows)
     return {r: row for r, row in enumerate(rows) if row.generation == newest and newest}
 
 
 def to_wait_for(rows: Sequence[Invited]) -> int | None:
-    """Returns the round that some of its members know to be complete, and others do not yet. The
+    """Return the round that some of its members know to be complete, and others do not yet. The
     others will be informed soon; then all ranks exchange their rows again. None if there is no such
     round.
     """
@@ -68,7 +68,7 @@ def to_wait_for(rows: Sequence[Invited]) -> int | None:
 
 
 def who_stays(rows: Sequence[Invited]) -> dict[int, tuple[int, int]] | None:
-    """Returns (rank, size) in the next round of each rank that stays, by its current rank. The
+    """Return (rank, size) in the next round of each rank that stays, by its current rank. The
     other ranks are leavers. None if no next round is known to be complete, so that the group stays.
     """
     members = _members(rows)

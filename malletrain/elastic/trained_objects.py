@@ -22,7 +22,7 @@ def _parameter_ids(training: Training) -> set[int]:
 
 
 def check_model(training: Training, module: torch.nn.Module, call: str) -> None:
-    """Raises ElasticError if ``module`` is not part of the run's state.
+    """Raise ElasticError if ``module`` is not part of the run's state.
 
     Args:
         training: the objects of the run.

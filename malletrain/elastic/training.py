@@ -65,7 +65,7 @@ processes of the node.
 
 
 def epoch_end_bytes(free_bytes: int, lease_bytes: int, processes: int) -> int:
-    """Returns the maximum size of one process's copy at the end of an epoch, bytes.
+    """Return the maximum size of one process's copy at the end of an epoch, bytes.
 
     Args:
         free_bytes: memory of the node that is free.
@@ -191,7 +191,7 @@ class StateBeforeStep:
         )
 
     def restore(self, grad_scalers: Iterable[Any]) -> bool:
-        """Restore the recorded state and drop gradients. Returns False if parameters were changed
+        """Restore the recorded state and drop gradients. Return False if parameters were changed
         and not copied, so that they could not be restored, or if no state was recorded.
         """
         if not self._random:
@@ -275,7 +275,7 @@ class StateCopy:
         return True
 
     def restore(self) -> dict[str, Any] | None:
-        """Restore the copy, once. Returns its counters; None if there is no copy."""
+        """Restore the copy, once. Return its counters; None if there is no copy."""
         if not self._skeleton:
             return None
         tensors = [t.to(d) for t, d in zip(self._tensors, self._devices, strict=True)]
@@ -383,7 +383,7 @@ class Training:
     # --- steps ---
 
     def compared_objects(self) -> tuple[Callable[[], dict[str, Any]], dict[str, Any]]:
-        """Returns the arguments of :class:`malletrain.elastic.changed_objects.ChangedObjects`."""
+        """Return the arguments of :class:`malletrain.elastic.changed_objects.ChangedObjects`."""
         return self.state.modules, self._dicts
 
     def rehearse(self, warmup: Callable[[], None]) -> None:
@@ -418,7 +418,7 @@ class Training:
             )
 
     def _ends_epoch(self, batches: int) -> bool:
-        """Returns whether no batch of the epoch remains after a step of ``batches`` batches."""
+        """Return whether no batch of the epoch remains after a step of ``batches`` batches."""
         sampler = self.sampler
         return (
             sampler is not None
@@ -454,7 +454,7 @@ class Training:
         self.undo.before_closure(optimizer)
 
     def discard(self, share: int) -> bool:
-        """Undo the current step. Returns False if the state could not be restored, because it was
+        """Undo the current step. Return False if the state could not be restored, because it was
         changed and not copied. ``share``: samples of this process in the step.
         """
         self._discarded_samples = share
@@ -500,7 +500,7 @@ class Training:
     # --- exchange with peers ---
 
     def standing(self) -> Standing:
-        """Returns the progress of this process."""
+        """Return the progress of this process."""
         return Standing(
             self.has_state,
             self.updates,
@@ -534,7 +534,7 @@ class Training:
             report.report(self._discarded_samples)
 
     def for_joiners(self) -> str:
-        """Returns the tensors for which joiners need memory
+        """Return the tensors for which joiners need memory
         (:mod:`~malletrain.elastic.joiner_memory`).
         """
         return describe_tensors(self.optimizers) if self.has_state else "[]"
@@ -558,7 +558,7 @@ class Training:
             self.snapshot.round_entered()
 
     def _counters_for_peers(self) -> dict[str, Any]:
-        """Returns the counters that are sent to a peer with the objects."""
+        """Return the counters that are sent to a peer with the objects."""
         return {
             **self._progress_counters(),
             "between_epochs": int(self.between_epochs),
@@ -592,6 +592,6 @@ class Training:
             self.snapshot.step()
 
     def save(self) -> bool:
-        """Write the snapshot now. Returns whether this process wrote it."""
+        """Write the snapshot now. Return whether this process wrote it."""
         self._counters.update(self._progress_counters())
         return self.snapshot is not None and self.snapshot.save()

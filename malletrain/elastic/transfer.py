@@ -24,7 +24,7 @@ MAX_PIECES_IN_FLIGHT = 32
 
 
 def pieces(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yields the tensors as flat pieces of at most PIECE_BYTES. Pieces are views: writing to a
+    """Yield the tensors as flat pieces of at most PIECE_BYTES. Pieces are views: writing to a
     piece writes to its tensor.
     """
     for tensor in tensors:
@@ -117,7 +117,7 @@ def pass_along(rank: int, chain: list[int], tensors: list[torch.Tensor]) -> None
 
 
 def send_bytes(group: Group, chain: list[int], data: bytes) -> bytes:
-    """Send a short message along ``chain``. Returns it on every rank of the chain.
+    """Send a short message along ``chain``. Return it on every rank of the chain.
 
     Args:
         group: the process group.

@@ -55,13 +55,13 @@ class KeyPair:
 
 
 def new_pair() -> KeyPair:
-    """Returns a new key pair."""
+    """Return a new key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
 def is_key(text: str) -> bool:
-    """Returns whether ``text`` has the form of a key."""
+    """Return whether ``text`` has the form of a key."""
     return KEY_FORM.fullmatch(text) is not None
 
 
@@ -116,7 +116,7 @@ def read_key(path: Path) -> KeyPair:
 
 
 def own_key() -> KeyPair:
-    """Returns the key pair of this user for the site's daemon, created at the first call:
+    """Return the key pair of this user for the site's daemon, created at the first call:
     ``client.key`` in ``~/.config/malletrain``.
 
     Raises StateDirError, KeyFileError.
@@ -199,7 +199,7 @@ class KeyRing:
                 del self._identities[public]
 
     def job_key(self, job: str) -> str:
-        """Returns the secret of a service's processes (64 hexadecimal digits). It is derived, so
+        """Return the secret of a service's processes (64 hexadecimal digits). It is derived, so
         that it is the same after a restart of the daemon.
         """
         return hmac.new(
@@ -207,7 +207,7 @@ class KeyRing:
         ).hexdigest()
 
     def identity(self, public: str | bytes) -> str | None:
-        """Returns the identity of this public key (z85); ``None`` if it may not connect."""
+        """Return the identity of this public key (z85); ``None`` if it may not connect."""
         key = public.decode("ascii", "replace") if isinstance(public, bytes) else public
         if identity := self._identities.get(key):
             return identity
@@ -219,13 +219,13 @@ class KeyRing:
         return f"unauthenticated:{key}" if self._unauthenticated and is_key(key) else None
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Returns whether a connection with this public key is accepted; called by pyzmq's
+        """Return whether a connection with this public key is accepted; called by pyzmq's
         authenticator."""
         return self.identity(key) is not None
 
 
 def user_name() -> str:
-    """Returns the login name of the user this process runs as."""
+    """Return the login name of the user this process runs as."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container without an entry for its user

@@ -35,7 +35,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def written_in_vain(error: OSError) -> str:
-    """Returns why a file cannot be written, and advice if its disk is full: sentences that begin
+    """Return why a file cannot be written, and advice if its disk is full: sentences that begin
     with the reason.
     """
     advice = " Make room on its file system." if error.errno in FULL else ""
@@ -52,14 +52,14 @@ class StateDirError(RuntimeError):
 
 
 def default_state_dir() -> Path:
-    """Returns ``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``. Raises
+    """Return ``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``. Raises
     StateDirError.
     """
     return expanded(os.environ.get(env.STATE_DIR) or "~/.local/state/malletrain", env.STATE_DIR)
 
 
 def expanded(path: str, variable: str) -> Path:
-    """Returns ``path`` with ``~`` expanded. Raises StateDirError if there is no home directory,
+    """Return ``path`` with ``~`` expanded. Raises StateDirError if there is no home directory,
     with the ``variable`` to set instead.
     """
     try:
@@ -177,7 +177,7 @@ class DaemonInfo:
     started: float
 
     def is_gone(self) -> bool:
-        """Returns whether the daemon has certainly ended: it ran on this host and its process does
+        """Return whether the daemon has certainly ended: it ran on this host and its process does
         not exist.
         """
         if self.host != socket.gethostname():
@@ -208,14 +208,14 @@ def remove_daemon_info(path: Path) -> None:
 
 
 def start_hint() -> str:
-    """Returns advice for when this user's own daemon does not run."""
+    """Return advice for when this user's own daemon does not run."""
     if not os.path.exists(SITE_INFO):
         return START_HINT
     return f"{START_HINT} - or use the site's daemon: export {env.DAEMON}={SITE_INFO}"
 
 
 def announced() -> Path | None:
-    """Returns the file with the address of the site's daemon, if this user has no daemon of their
+    """Return the file with the address of the site's daemon, if this user has no daemon of their
     own.
 
     It is ``$MALLETRAIN_DAEMON`` if set; else /etc/malletrain/daemon.json if it exists and no daemon
@@ -240,7 +240,7 @@ def _certainly_gone(path: Path) -> bool:
 
 
 def read_daemon_info(path: Path, start: str = START_HINT, *, site: bool = False) -> DaemonInfo:
-    """Returns the address of the daemon. Raises StateDirError, with the hint ``start``, if no
+    """Return the address of the daemon. Raises StateDirError, with the hint ``start``, if no
     daemon was started or it has ended.
 
     ``site``: whether the file is the site's and not in a state directory. It may be a copy on
@@ -269,7 +269,7 @@ def read_daemon_info(path: Path, start: str = START_HINT, *, site: bool = False)
 
 
 def _read_info(path: Path) -> DaemonInfo:
-    """Raises OSError, and ValueError if the content of the file is not a DaemonInfo."""
+    """Raise OSError, and ValueError if the content of the file is not a DaemonInfo."""
     try:
         fields: Any = json.loads(path.read_text("utf-8"))
     except RecursionError:

@@ -47,7 +47,7 @@ class UserList:
 
 
 def parse_users(text: str, where: str = "list of users") -> UserList:
-    """Returns the users in ``text``: ``NAME KEY`` on each line, ``#`` begins a comment; a user may
+    """Return the users in ``text``: ``NAME KEY`` on each line, ``#`` begins a comment; a user may
     have several keys. A wrong line is ignored and reported; the others are valid.
     """
     users: dict[str, str] = {}
@@ -75,7 +75,7 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
 
 
 def read_users(path: Path) -> UserList:
-    """Returns the list in the file. Raises UsersError, also if users other than the daemon's user
+    """Return the list in the file. Raises UsersError, also if users other than the daemon's user
     and root could have written it.
     """
     try:
@@ -109,13 +109,13 @@ class Users:
         self._lock = threading.Lock()
 
     def user_of(self, key: str) -> str | None:
-        """Returns the user of this key; ``None`` if it is not in the list."""
+        """Return the user of this key; ``None`` if it is not in the list."""
         if time.monotonic() - self._checked_at >= MIN_CHECK_INTERVAL_S:
             self._check_file()
         return self._list.users.get(key)
 
     def problems(self) -> tuple[str, ...]:
-        """Returns the problems of the list, a sentence each: why the file cannot be read, and which
+        """Return the problems of the list, a sentence each: why the file cannot be read, and which
         lines are ignored.
         """
         return (*([self.problem] if self.problem else []), *self._list.problems)
@@ -149,15 +149,15 @@ class Munge:
 
     @staticmethod
     def there() -> bool:
-        """Returns whether this machine has the commands."""
+        """Return whether this machine has the commands."""
         return shutil.which("munge") is not None and shutil.which("unmunge") is not None
 
     def credential(self, payload: str) -> str:
-        """Returns a credential of this process's user for ``payload``. Raises UsersError."""
+        """Return a credential of this process's user for ``payload``. Raises UsersError."""
         return self._run(["munge", *self._socket, f"--string={payload}"], "").strip()
 
     def user(self, credential: str, payload: str) -> str:
-        """Returns the name of the user who created ``credential`` for ``payload``. Raises
+        """Return the name of the user who created ``credential`` for ``payload``. Raises
         UsersError if the credential is not valid.
         """
         if (
@@ -202,7 +202,7 @@ class Munge:
 
 
 def login_payload(server_key: str, client_key: str) -> str:
-    """Returns the payload of a credential for a login, which is valid only for this daemon and this
+    """Return the payload of a credential for a login, which is valid only for this daemon and this
     client's key.
     """
     return f"malletrain login {server_key} {client_key}"

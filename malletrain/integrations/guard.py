@@ -46,7 +46,7 @@ class StateGuard:
         """True if a checkpoint was due on any rank at the last step."""
 
     def step(self, samples: float) -> bool:
-        """Report a finished step with ``samples`` samples of this process. Returns the result of
+        """Report a finished step with ``samples`` samples of this process. Return the result of
         :meth:`wants_checkpoint`.
         """
         malletrain.report(samples)

@@ -20,7 +20,7 @@ numexpr read it.
 
 
 def allowed_processors(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of processors that this process may use, as the main scheduler counts
+    """Return the number of processors that this process may use, as the main scheduler counts
     them: its affinity, the quota of its control group (cgroup v2, cpu.max), and the lease's slot.
     ``environment``: that of the launcher, which names the slot's number.
     """
@@ -37,7 +37,7 @@ def allowed_cores(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def distinct_cores(processors: Iterable[int], siblings: Mapping[int, str]) -> int:
-    """Returns on how many cores ``processors`` are.
+    """Return on how many cores ``processors`` are.
 
     Args:
         processors: numbers of processors (hardware threads).
@@ -62,7 +62,7 @@ def _siblings(processors: Iterable[int]) -> dict[int, str]:
 def cores_within(
     affinity: int, quotas: Iterable[str], slot: str = "", threads_per_core: int = 1
 ) -> int:
-    """Returns the number of cores that a process may use, at least 1.
+    """Return the number of cores that a process may use, at least 1.
 
     Args:
         affinity: number of cores in its affinity mask.
@@ -85,7 +85,7 @@ def cores_within(
 
 
 def _quotas() -> list[str]:
-    """Returns the content of ``cpu.max`` of this process's control group and of those above it."""
+    """Return the content of ``cpu.max`` of this process's control group and of those above it."""
     quotas = []
     try:
         with open("/proc/self/cgroup") as file:
@@ -104,7 +104,7 @@ def _quotas() -> list[str]:
 
 
 def threads_per_worker(core_count: int, processes: int, environment: Mapping[str, str]) -> int:
-    """Returns the number of threads of each worker; 0 if the user has chosen it.
+    """Return the number of threads of each worker; 0 if the user has chosen it.
 
     Args:
         core_count: number of cores of the lease.

@@ -35,12 +35,12 @@ WITHOUT_TORCH = ("service", "farm")
 
 
 def library_name(version: Any) -> str:
-    """Returns the name of the directory of packages compiled for a version of Python."""
+    """Return the name of the directory of packages compiled for a version of Python."""
     return f"lib-{version[0]}{version[1]}"
 
 
 def lacking(kind: str, where: str, library: str) -> str:
-    """Returns a sentence about the packages that the environment lacks; empty if it has all.
+    """Return a sentence about the packages that the environment lacks; empty if it has all.
 
     Args:
         kind: kind of launcher, a key of KINDS.
@@ -75,7 +75,7 @@ def lacking(kind: str, where: str, library: str) -> str:
 
 
 def another_version() -> str:
-    """Returns a sentence if the version of the environment's malletrain differs from that of the
+    """Return a sentence if the version of the environment's malletrain differs from that of the
     agent, to whose package this file belongs; empty if they are equal.
     """
     module = find_spec("malletrain")

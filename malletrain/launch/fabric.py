@@ -17,19 +17,19 @@ UNKNOWN = "/"
 
 
 def sets_network(environment: Mapping[str, str]) -> bool:
-    """Returns whether a job's own environment selects its network."""
+    """Return whether a job's own environment selects its network."""
     return GLOO in environment or NCCL in environment
 
 
 def gloo_variables(interface: str) -> dict[str, str]:
-    """Returns the variables of a job for which no network was chosen. Only gloo needs one: it
+    """Return the variables of a job for which no network was chosen. Only gloo needs one: it
     resolves the node's name, which may give the loopback. NCCL's own choice is good.
     """
     return {GLOO: interface} if interface else {}
 
 
 def network_variables(interface: str) -> dict[str, str]:
-    """Returns the variables of the network that was chosen. A variable with an empty value must be
+    """Return the variables of the network that was chosen. A variable with an empty value must be
     removed. If ``interface`` is empty, no network was chosen, and earlier variables stay.
     """
     if interface == UNKNOWN:
@@ -47,7 +47,7 @@ def set_network(environment: MutableMapping[str, str], interface: str) -> None:
 
 
 def round_for_launcher(message: Round, own: Mapping[str, str]) -> Round:
-    """Returns the round that is sent to the launcher. A network that the job's own environment
+    """Return the round that is sent to the launcher. A network that the job's own environment
     selects is kept; one that an earlier round selected is not.
 
     Args:

@@ -77,7 +77,7 @@ _RECENT = 200
 
 
 def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int) -> int:
-    """Returns how many tasks run at a time on a node; 0 if it is too small for one.
+    """Return how many tasks run at a time on a node; 0 if it is too small for one.
 
     Args:
         farm: what a task needs.
@@ -100,7 +100,7 @@ def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int)
 
 
 def drain_time_s(age_s: float, drain_s: float) -> float:
-    """Returns how long a task may run on after the notice that its node leaves, seconds.
+    """Return how long a task may run on after the notice that its node leaves, seconds.
 
     Args:
         age_s: for how long it has run, seconds.
@@ -110,7 +110,7 @@ def drain_time_s(age_s: float, drain_s: float) -> float:
 
 
 def slot_bytes(environment: Mapping[str, str]) -> int | None:
-    """Returns the memory of the lease's slot, bytes, which nothing may confine; None for a whole
+    """Return the memory of the lease's slot, bytes, which nothing may confine; None for a whole
     node. ``environment``: that of the launcher, in which the agent names it.
     """
     text = environment.get(env.SLOT_MEMORY_MB, "")
@@ -118,7 +118,7 @@ def slot_bytes(environment: Mapping[str, str]) -> int | None:
 
 
 def entered_variables(setting: TaskSetting, workdir: str) -> dict[str, str] | None:
-    """Returns the environment variables of the tasks, after their software environment was entered
+    """Return the environment variables of the tasks, after their software environment was entered
     once; None if that failed, which has been printed.
     """
     if not setting.enter:
@@ -196,7 +196,7 @@ class FarmLauncher:
         self._report(AssignmentPhase.READY)
 
     def run(self) -> int:
-        """Run until the job leaves the node. Returns the exit code."""
+        """Run until the job leaves the node. Return the exit code."""
         return self._loop.run(self)
 
     # --- the agent ---
@@ -258,7 +258,7 @@ class FarmLauncher:
         )
 
     def _target(self) -> int:
-        """Returns the number of tasks that this node wants to have."""
+        """Return the number of tasks that this node wants to have."""
         if self._leaving or self._loop.ending:
             return 0
         ahead = 0
@@ -306,7 +306,7 @@ class FarmLauncher:
         self._loop.wake_in(self._due_in(now))
 
     def _needs_tasks(self, now: float) -> bool:
-        """Returns whether it is time to ask for tasks."""
+        """Return whether it is time to ask for tasks."""
         target, present = self._target(), len(self._waiting) + len(self._running)
         if not self._generation or present >= target:
             return False
@@ -315,7 +315,7 @@ class FarmLauncher:
         return present < self._slots or 2 * len(self._waiting) <= target - self._slots
 
     def _has_starts(self, now: float) -> bool:
-        """Returns whether it is time to report that tasks have begun. Short ones are not."""
+        """Return whether it is time to report that tasks have begun. Short ones are not."""
         if self._leaving or now < self._starts_at + STARTS_EVERY_S:
             return False
         before = time.time() - STARTS_EVERY_S
@@ -324,7 +324,7 @@ class FarmLauncher:
         )
 
     def _due_in(self, now: float) -> float:
-        """Returns the time until something is due, seconds."""
+        """Return the time until something is due, seconds."""
         due = [now + TICK_S]
         if self._unsent:
             due.append(self._sent_at + RESULTS_EVERY_S)

@@ -30,7 +30,7 @@ POLL_S = 0.005
 
 
 def _stop(worker: int) -> bool:
-    """Send SIGTERM to the worker. Returns whether the worker existed."""
+    """Send SIGTERM to the worker. Return whether the worker existed."""
     try:
         os.kill(worker, signal.SIGTERM)
     except OSError:
@@ -39,7 +39,7 @@ def _stop(worker: int) -> bool:
 
 
 def _is_sigterm_pending(worker: int) -> bool:
-    """Returns whether the SIGTERM is still pending; all threads of the worker may wait for a disk
+    """Return whether the SIGTERM is still pending; all threads of the worker may wait for a disk
     or a driver. If the worker has ignored the first SIGTERM (malletrain.training.first_sigterm),
     sends another one.
     """
@@ -53,7 +53,7 @@ def _is_sigterm_pending(worker: int) -> bool:
 
 
 def _sigterm_state(pid: int) -> tuple[bool, bool]:
-    """Returns whether a SIGTERM is pending for a process, and whether the process has a handler for
+    """Return whether a SIGTERM is pending for a process, and whether the process has a handler for
     it (proc_pid_status(5)). Raises OSError if the process has ended.
     """
     with open(f"/proc/{pid}/status") as file:
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(connection: socket.socket, woken: socket.socket) -> int:
-    """Wait for the worker. Returns its exit code. ``woken`` becomes readable on SIGINT."""
+    """Wait for the worker. Return its exit code. ``woken`` becomes readable on SIGINT."""
     worker = 0
     stop_requested = sigterm_pending = False
     while True:

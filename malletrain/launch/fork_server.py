@@ -76,7 +76,7 @@ class ForkServer:
         self._selector.register(self._wake, selectors.EVENT_READ)
 
     def serve(self) -> int:
-        """Serve requests until the launcher has ended. Returns its exit code (128 + signal if it
+        """Serve requests until the launcher has ended. Return its exit code (128 + signal if it
         was killed).
         """
         while True:
@@ -150,7 +150,7 @@ class ForkServer:
             script.leave(code, mark.set)
 
     def _reap(self) -> int | None:
-        """Send the exit codes of ended workers to their fork clients. Returns the launcher's exit
+        """Send the exit codes of ended workers to their fork clients. Return the launcher's exit
         code; None while it runs.
         """
         while True:
@@ -208,7 +208,7 @@ def _set_up_worker(request: dict[str, Any], output: int) -> None:
 
 
 def _run_script(argv: Sequence[str]) -> int:
-    """Run ``argv`` (see :func:`malletrain.launch.script.run`) as in a new process. Returns its exit
+    """Run ``argv`` (see :func:`malletrain.launch.script.run`) as in a new process. Return its exit
     code.
     """
     # The training-side library reads its environment when it is imported, and the environment of
@@ -236,7 +236,7 @@ class _EndMark:
         self._memory[:] = bytes((1, code & 0xFF))
 
     def code(self, status: int) -> int:
-        """Returns the exit code of a worker that has ended with ``status`` (negative: a signal). If
+        """Return the exit code of a worker that has ended with ``status`` (negative: a signal). If
         it crashed after the end of its script, that is the code of the script.
         """
         ended, code = self._memory[0], self._memory[1]

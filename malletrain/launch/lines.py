@@ -56,7 +56,7 @@ class LineConnection:
         """Whether neither end has closed the connection."""
 
     def fileno(self) -> int:
-        """Returns the file descriptor to wait on."""
+        """Return the file descriptor to wait on."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class LineConnection:
             self.open = False
 
     def receive(self) -> list[ProcessLine]:
-        """Returns the lines received since the last call, up to a maximum per turn."""
+        """Return the lines received since the last call, up to a maximum per turn."""
         received: list[ProcessLine] = []
         for _ in range(_READS_PER_TURN):
             try:
@@ -129,7 +129,7 @@ class LineEndpoint:
         watch(self._listener.fileno(), True)
 
     def receive(self) -> list[tuple[LineConnection, ProcessLine]]:
-        """Returns the lines of all processes since the last call. Removes the connections that are
+        """Return the lines of all processes since the last call. Removes the connections that are
         closed.
         """
         self._accept()

@@ -79,7 +79,7 @@ class Callers:
             self._kernel = None
 
     def owner(self, caller: Address, called: Address) -> int | None:
-        """Returns the user whose process is at the caller's end of a connection.
+        """Return the user whose process is at the caller's end of a connection.
 
         Args:
             caller: address and port of the caller's end.
@@ -100,7 +100,7 @@ class Callers:
     def _look_up(
         self, kernel: socket.socket, own: Address, peer: Address
     ) -> tuple[int, int] | None:
-        """Returns user and inode of the socket with these two ends; None if there is none."""
+        """Return user and inode of the socket with these two ends; None if there is none."""
         (port, host), (peer_port, peer_host) = _end(own), _end(peer)
         ports, number = port + peer_port, next(self._numbers) & 0xFFFFFFFF
         request = _REQUEST.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ALL_STATES)
@@ -127,7 +127,7 @@ def _end(address: Address) -> tuple[bytes, bytes]:
 
 
 def _table_format(address: Address) -> str:
-    """Returns an address in the format of /proc/net/tcp."""
+    """Return an address in the format of /proc/net/tcp."""
     number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
     return f"{number:08X}:{address[1]:04X}"
 
@@ -184,7 +184,7 @@ class UserListener:
         self._callers = Callers((USER_ADDRESS, self.port))
 
     def fileno(self) -> int:
-        """Returns a file descriptor that becomes readable when a connection waits."""
+        """Return a file descriptor that becomes readable when a connection waits."""
         return self._listener.fileno()
 
     def accept(self) -> socket.socket | None:
@@ -218,7 +218,7 @@ class UserListener:
 
 
 def _signature(address: str, flags: int, key: bytes) -> bytes:
-    """Returns a struct tcp_md5sig (linux/tcp.h).
+    """Return a struct tcp_md5sig (linux/tcp.h).
 
     Args:
         address: peer to whose segments the key applies.
@@ -257,7 +257,7 @@ class SignedListener:
         """The port on which it listens."""
 
     def duplicate(self) -> int:
-        """Returns another file descriptor of the listening socket, for code that accepts there and
+        """Return another file descriptor of the listening socket, for code that accepts there and
         closes it.
         """
         return os.dup(self._listener.fileno())
@@ -286,7 +286,7 @@ class SignedListener:
 
 
 def listener_pair() -> tuple[UserListener, SignedListener]:
-    """Returns two listeners on the same port number.
+    """Return two listeners on the same port number.
 
     Raises:
         OSError: no port can be opened.

@@ -57,7 +57,7 @@ _TAIL_CHARACTERS, _CAUSE_CHARACTERS = 4000, 4000
 
 
 def uses_elastic(script: Path) -> bool:
-    """Returns whether the text of a script names the library of live mode. (A module that the
+    """Return whether the text of a script names the library of live mode. (A module that the
     script imports may also use it.)
     """
     try:
@@ -124,7 +124,7 @@ class LiveLauncher:
         self._start_workers()
 
     def run(self) -> int:
-        """Run until the job leaves the node. Returns the exit code."""
+        """Run until the job leaves the node. Return the exit code."""
         return self._loop.run(self)
 
     # --- the agent ---
@@ -319,7 +319,7 @@ class LiveLauncher:
         self._report(AssignmentPhase.FAILED, generation, failures)
 
     def _last_words(self, worker: _Worker) -> str:
-        """Returns the end of a worker's output. A worker switches to the log of a round when it
+        """Return the end of a worker's output. A worker switches to the log of a round when it
         enters the round, which it may not have reported before it failed. Before its first round it
         has a separate log.
         """
@@ -333,7 +333,7 @@ class LiveLauncher:
         return ""
 
     def _early_failure(self, worker: _Worker, code: int) -> Failure:
-        """Returns the failure of a worker that ended before it was ready: its first error, and a
+        """Return the failure of a worker that ended before it was ready: its first error, and a
         hint if the script does not use live mode.
 
         Args:

@@ -89,7 +89,7 @@ class Child:
         loop.agent.also_wake_on(self._pidfd)
 
     def ended(self) -> int | None:
-        """Returns the exit code of the process (negative: a signal); None while it runs."""
+        """Return the exit code of the process (negative: a signal); None while it runs."""
         code = self.process.poll()
         if code is not None and self._pidfd >= 0:
             self._loop.agent.also_wake_on(self._pidfd, False)
@@ -147,7 +147,7 @@ class LaunchLoop:
         self._exit_sentence, self._code = sentence, 1
 
     def run(self, launcher: Launcher) -> int:
-        """Run until the job leaves the node or the launcher ends it. Returns the exit code."""
+        """Run until the job leaves the node or the launcher ends it. Return the exit code."""
         try:
             while not self._end_sentence:
                 wait_s, self._wait_s = self._wait_s, TICK_S
@@ -182,7 +182,7 @@ class LaunchLoop:
 
 
 def stop_signal() -> signal.Signals:
-    """Returns the signal that stops a process of this launcher. A fork client sends SIGTERM to its
+    """Return the signal that stops a process of this launcher. A fork client sends SIGTERM to its
     worker when it gets SIGINT.
     """
     return signal.SIGINT if env.FORK_SERVER in os.environ else signal.SIGTERM
@@ -209,7 +209,7 @@ def stop_all(children: Iterable[Child], grace_s: float) -> None:
 
 
 def first_words(path: str) -> str:
-    """Returns the beginning of a log; empty if there is none."""
+    """Return the beginning of a log; empty if there is none."""
     try:
         with open(path, "rb") as file:
             return file.read(_FIRST_BYTES).decode(errors="replace").rstrip()
@@ -218,7 +218,7 @@ def first_words(path: str) -> str:
 
 
 def last_words(path: str) -> str:
-    """Returns the end of a log; empty if there is none."""
+    """Return the end of a log; empty if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - _LAST_BYTES))
@@ -228,7 +228,7 @@ def last_words(path: str) -> str:
 
 
 def order_from_arguments(program: str, purpose: str) -> LaunchOrder | None:
-    """Returns the order that the command line names. If it cannot be read, prints the reason and
+    """Return the order that the command line names. If it cannot be read, prints the reason and
     returns None.
     """
     parser = argparse.ArgumentParser(prog=program, description=purpose)

@@ -101,7 +101,7 @@ class DaemonRendezvous(RendezvousHandler):
 
     @classmethod
     def from_parameters(cls, params: RendezvousParameters) -> DaemonRendezvous:
-        """Returns the handler for ``torchrun --rdzv-backend=malletrain [--rdzv-endpoint=ADDRESS]
+        """Return the handler for ``torchrun --rdzv-backend=malletrain [--rdzv-endpoint=ADDRESS]
         --rdzv-id=JOB [--rdzv-conf=timeout=SECONDS]``.
         """
         endpoint = params.endpoint or os.environ.get(env.AGENT, "")
@@ -118,11 +118,11 @@ class DaemonRendezvous(RendezvousHandler):
     # --- what TorchElastic calls ---
 
     def get_backend(self) -> str:
-        """Returns the name of the rendezvous backend."""
+        """Return the name of the rendezvous backend."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """Returns the id of the job."""
+        """Return the id of the job."""
         return self._job
 
     @property
@@ -133,7 +133,7 @@ class DaemonRendezvous(RendezvousHandler):
         return True
 
     def is_closed(self) -> bool:
-        """Returns whether there is no further round on this node."""
+        """Return whether there is no further round on this node."""
         return bool(self._closed)
 
     def set_closed(self) -> None:
@@ -148,7 +148,7 @@ class DaemonRendezvous(RendezvousHandler):
         return True
 
     def num_nodes_waiting(self) -> int:
-        """Returns 1 if the daemon has formed a newer round with this node, else 0. Never blocks.
+        """Return 1 if the daemon has formed a newer round with this node, else 0. Never blocks.
 
         If this node serves the store of the new round, the store starts now, while the workers
         still run. The other nodes are informed of the round only then, so that all stop their
@@ -260,7 +260,7 @@ class DaemonRendezvous(RendezvousHandler):
             self._stores.pop(generation).close()
 
     def _serve(self, pending: Round) -> ServedStore:
-        """Returns the store of ``pending``, which this process serves. Announces it to the agent if
+        """Return the store of ``pending``, which this process serves. Announces it to the agent if
         it is new.
         """
         store = self._stores.get(pending.generation)
@@ -272,7 +272,7 @@ class DaemonRendezvous(RendezvousHandler):
         return store
 
     def _join(self, pending: Round) -> RendezvousInfo | None:
-        """Join ``pending``. Returns None if it has become void."""
+        """Join ``pending``. Return None if it has become void."""
         store = self._connect(pending) if pending.store_host else self._serve(pending)
         if store is None or store.store is None:
             return None
@@ -289,7 +289,7 @@ class DaemonRendezvous(RendezvousHandler):
         return RendezvousInfo(store.store, pending.group_rank, pending.group_size, store_info)
 
     def _connect(self, pending: Round) -> ReachedStore | None:
-        """Connect to the store of ``pending``. Returns None if the round has become void."""
+        """Connect to the store of ``pending``. Return None if the round has become void."""
         deadline = time.monotonic() + self._timeout_s
         job, host, port = self._job, pending.store_host, pending.store_port
         reached = ReachedStore(job, pending.generation, host, port)
@@ -319,7 +319,7 @@ class DaemonRendezvous(RendezvousHandler):
         )
 
     def _wait(self, attempt: ReachedStore | StoreClient, deadline: float, pending: Round) -> bool:
-        """Wait up to 0.5 s for ``attempt``. Returns whether to continue waiting: the deadline has
+        """Wait up to 0.5 s for ``attempt``. Return whether to continue waiting: the deadline has
         not passed, and ``pending`` is not void.
         """
         if time.monotonic() > deadline or self._is_void(pending):

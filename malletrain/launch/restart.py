@@ -42,7 +42,7 @@ _UNLIMITED = 1_000_000
 
 
 def worker_command(order: LaunchOrder) -> list[str]:
-    """Returns the command of one worker. The worker ends with the launcher, and writes unbuffered
+    """Return the command of one worker. The worker ends with the launcher, and writes unbuffered
     to its own log. If there is a fork server, the worker is a fork of it.
     """
     server = os.environ.get(env.FORK_SERVER)
@@ -63,7 +63,7 @@ def worker_command(order: LaunchOrder) -> list[str]:
 
 
 def run(order: LaunchOrder) -> int:
-    """Run the job's workers on this node, round after round. Returns the exit code. Raises
+    """Run the job's workers on this node, round after round. Return the exit code. Raises
     SignalException after a stop that a signal requested.
     """
     spec, variables = order.spec, WorkerVariables()
@@ -112,7 +112,7 @@ def run(order: LaunchOrder) -> int:
 
 
 def _keeper(order: LaunchOrder) -> Keeper | None:
-    """Returns the keeper of the snapshots in this node's memory; None if there is no directory for
+    """Return the keeper of the snapshots in this node's memory; None if there is no directory for
     them. Workers get its address in their environment.
     """
     place, limit = os.environ.get(env.MEMORY, ""), os.environ.get(env.MEMORY_LIMIT, "")

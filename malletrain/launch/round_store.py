@@ -186,7 +186,7 @@ class _Relay:
             self._context.destroy(linger=0)
 
     def _timeout_ms(self) -> int | None:
-        """Returns the maximum time until the next turn, ms; None for no limit."""
+        """Return the maximum time until the next turn, ms; None for no limit."""
         return None if self._paused_until is None else _PAUSE_MS
 
     def _on_turn(self) -> None:
@@ -284,7 +284,7 @@ class ServingRelay(_Relay):
             end.far = inner.take
 
     def _inner(self, back: Callable[[bytes], None]) -> _End | None:
-        """Returns a new connection to the store, whose data is passed to ``back``; None if there is
+        """Return a new connection to the store, whose data is passed to ``back``; None if there is
         none.
         """
         try:
@@ -383,7 +383,7 @@ class CallingRelay(_Relay):
         self._thread.start()
 
     def fileno(self) -> int:
-        """Returns a file descriptor, readable once ``connected`` or ``over`` is true."""
+        """Return a file descriptor, readable once ``connected`` or ``over`` is true."""
         return self._readable_end.fileno()
 
     def _on_event(self, _: int) -> None:
@@ -519,7 +519,7 @@ class ReachedStore:
         return self._relay.over
 
     def fileno(self) -> int:
-        """Returns a file descriptor that becomes readable when the store is connected, or lost."""
+        """Return a file descriptor that becomes readable when the store is connected, or lost."""
         return self._relay.fileno()
 
     def close(self) -> None:

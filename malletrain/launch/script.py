@@ -70,13 +70,13 @@ class Runnable(Protocol):
 
 
 def script_command(spec: Runnable) -> list[str]:
-    """Returns the command that runs a job's script in a new process."""
+    """Return the command that runs a job's script in a new process."""
     program = [MODULE_OPTION, spec.module] if spec.module else [spec.script]
     return [sys.executable, "-u", os.path.abspath(__file__), *program, *spec.args]
 
 
 def process_name(argv: Sequence[str]) -> str:
-    """Returns the name of a process that runs ``argv``: the file name of its script, or the name of
+    """Return the name of a process that runs ``argv``: the file name of its script, or the name of
     its module.
     """
     if argv[0] == MODULE_OPTION:
@@ -160,7 +160,7 @@ def _run_module(name: str) -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Returns the exit code that the interpreter derives from sys.exit(x)."""
+    """Return the exit code that the interpreter derives from sys.exit(x)."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):

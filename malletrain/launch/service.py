@@ -66,7 +66,7 @@ class ServiceLauncher:
         )
 
     def run(self) -> int:
-        """Run until the job leaves the node or its process fails. Returns the exit code."""
+        """Run until the job leaves the node or its process fails. Return the exit code."""
         return self._loop.run(self)
 
     # --- the agent ---

@@ -69,7 +69,7 @@ def set_name(name: str) -> None:
 
 
 def is_meant(supervisor: int) -> bool:
-    """Returns whether a SIGTERM that this process received is meant for it, not for the whole
+    """Return whether a SIGTERM that this process received is meant for it, not for the whole
     lease. True if ``supervisor``, the pid of its parent, is not a supervisor.
     """
     try:
@@ -89,7 +89,7 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def process_table() -> dict[int, tuple[int, str]]:
-    """Returns (parent, state letter) of all processes by pid, from /proc (proc_pid_stat(5))."""
+    """Return (parent, state letter) of all processes by pid, from /proc (proc_pid_stat(5))."""
     table = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -103,7 +103,7 @@ def process_table() -> dict[int, tuple[int, str]]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process is stopped by a signal."""
+    """Return whether a process is stopped by a signal."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] == b"T"
@@ -112,7 +112,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def descendants(root: int, table: dict[int, tuple[int, str]] | None = None) -> list[int]:
-    """Returns the living descendants of ``root``. Zombies are not listed, but their descendants
+    """Return the living descendants of ``root``. Zombies are not listed, but their descendants
     are. ``table``: a process table; None to read it.
     """
     table = process_table() if table is None else table

@@ -49,7 +49,7 @@ class TaskRefused(Exception):
 
 
 def array_variables(job: str, farm: FarmSpec, item: TaskItem) -> dict[str, str]:
-    """Returns the variables that a Slurm and a PBS job array would set. The index is the value of
+    """Return the variables that a Slurm and a PBS job array would set. The index is the value of
     the column ``index`` if there is one, else the task's number.
     """
     index = str(item.number)
@@ -61,7 +61,7 @@ def array_variables(job: str, farm: FarmSpec, item: TaskItem) -> dict[str, str]:
 
 
 def tail_of(path: str) -> str:
-    """Returns the end of a file, at most MAX_TAIL bytes; empty if it cannot be read."""
+    """Return the end of a file, at most MAX_TAIL bytes; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - MAX_TAIL))
@@ -165,7 +165,7 @@ class TaskProcess:
             os.close(log)
 
     def ended(self) -> bool:
-        """Returns whether it has ended. What is left of its process group is killed then."""
+        """Return whether it has ended. What is left of its process group is killed then."""
         if self.ended_at is None and self._child.ended() is not None:
             self.ended_at = time.monotonic()
             self._signal(signal.SIGKILL)
@@ -183,7 +183,7 @@ class TaskProcess:
         return code in TERMINATED and not (self.stopping or self._exceeded)
 
     def result(self) -> TaskResult:
-        """Returns its result, after its end, and moves its files to their final names."""
+        """Return its result, after its end, and move its files to their final names."""
         code, sentence = self._child.process.returncode, ""
         if self._exceeded:
             seconds = time.monotonic() - self._began
@@ -236,7 +236,7 @@ class TaskProcess:
                 os.unlink(self._output_part)
 
     def next_limit(self) -> float | None:
-        """Returns when :meth:`check_limits` is due, monotonic time; None if it is not."""
+        """Return when :meth:`check_limits` is due, monotonic time; None if it is not."""
         limits = [self._kill_at, None if self._exceeded else self._limit_at]
         return min((at for at in limits if at is not None), default=None)
 
@@ -256,7 +256,7 @@ def _beside(path: str, suffix: str) -> str:
 
 
 def _refusal(error: Exception, program: str, workdir: str) -> TaskRefused:
-    """Returns the reason for which a command could not be started."""
+    """Return the reason for which a command could not be started."""
     if not isinstance(error, OSError):
         return TaskRefused(f"The command cannot be started: {error}.", NOT_EXECUTABLE)
     if error.filename == workdir and not os.path.isdir(workdir):

@@ -22,21 +22,21 @@ _UNLIMITED = 1_000_000
 
 
 def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Returns the function that creates a handler, as the entry point must
+    """Return the function that creates a handler, as the entry point must
     (torch/distributed/elastic/rendezvous/registry.py).
     """
     return create_handler
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Returns the rendezvous handler for torchrun's parameters."""
+    """Return the rendezvous handler for torchrun's parameters."""
     from malletrain.launch.rendezvous import DaemonRendezvous
 
     return DaemonRendezvous.from_parameters(params)
 
 
 def stock_arguments(order: LaunchOrder, scratch: Path) -> list[str]:
-    """Returns the arguments of the torchrun command for a job. As with MalleTrain's own launcher,
+    """Return the arguments of the torchrun command for a job. As with MalleTrain's own launcher,
     workers end with the launcher and write to their own logs.
 
     Args:

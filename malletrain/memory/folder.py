@@ -196,7 +196,7 @@ def private_folder(node: str, base: Path = SHARED_MEMORY) -> Path | None:
 
 
 def folder_for_job(home: Path | None, name: str) -> Path | None:
-    """Create the folder ``name`` in an agent's folder ``home``. Returns None if it cannot be
+    """Create the folder ``name`` in an agent's folder ``home``. Return None if it cannot be
     created (for example, /dev/shm is full); the job then runs without it.
     """
     if home is None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 
 def boot_name(daemon: str, number: int) -> str:
-    """Returns the name of the daemon's ``number``-th start."""
+    """Return the name of the daemon's ``number``-th start."""
     return f"{daemon[:8]}-{number}"
 
 
 def daemon_of(boot: str) -> str:
-    """Returns the daemon's part of a boot name; empty if there is none."""
+    """Return the daemon's part of a boot name; empty if there is none."""
     return boot.rpartition("-")[0]

@@ -22,7 +22,7 @@ _URL = re.compile(r"""[A-Za-z][\w+.-]*://[^\s"'\]]*""")
 
 
 def without_passwords(text: str) -> str:
-    """Returns a text with ``***`` in the place of each password of a URL in it. A URL without ``@``
+    """Return a text with ``***`` in the place of each password of a URL in it. A URL without ``@``
     and parameters has none that could be told from an address.
     """
     return _URL.sub(
@@ -34,7 +34,7 @@ def without_passwords(text: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Returns the URL with ``***`` in the place of each password."""
+    """Return the URL with ``***`` in the place of each password."""
     if "://" not in url:
         return re.sub(r"(?s)^.*@", f"{HIDDEN}@", url)
     for pattern in _PASSWORDS:

@@ -304,7 +304,7 @@ class LeaseStatus(Word):
 
 
 def event_reference() -> str:
-    """Returns every kind of event and every state of a lease with its meaning, as Markdown."""
+    """Return every kind of event and every state of a lease with its meaning, as Markdown."""
     return "\n".join(
         [
             "# Events",

@@ -40,35 +40,35 @@ NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 def unfit(assignment: Assignment) -> bool:
-    """Returns whether the launcher found that the job's software is not available on the node."""
+    """Return whether the launcher found that the job's software is not available on the node."""
     has_started = assignment.generation > 0 or assignment.phase is not AssignmentPhase.EXITED
     return not has_started and any(f.exitcode == UNFIT and f.cause for f in assignment.failures)
 
 
 def no_way(text: str) -> bool:
-    """Returns whether the last output of a worker says that there is no route to a peer."""
+    """Return whether the last output of a worker says that there is no route to a peer."""
     return bool(_NO_WAY.search(text))
 
 
 def peer_lost(text: str) -> bool:
-    """Returns whether the last output of a worker, or an error message, names a lost peer."""
+    """Return whether the last output of a worker, or an error message, names a lost peer."""
     return any(words in text for words in PEER_LOST) or no_way(text)
 
 
 def secondary(failure: Failure) -> bool:
-    """Returns whether the worker was stopped by a signal or failed because of a peer: never the
+    """Return whether the worker was stopped by a signal or failed because of a peer: never the
     first cause.
     """
     return failure.exitcode == -15 or peer_lost(failure.tail)
 
 
 def by_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Returns the failures, first causes first, then in order of time."""
+    """Return the failures, first causes first, then in order of time."""
     return tuple(sorted(failures, key=lambda f: (secondary(f), f.time, f.rank)))
 
 
 def describe(failures: Iterable[Failure]) -> str:
-    """Returns one sentence on the first cause of a failure."""
+    """Return one sentence on the first cause of a failure."""
     first = next(iter(failures))
     if first.exitcode == UNFIT and first.cause:
         return first.cause
@@ -92,7 +92,7 @@ def describe(failures: Iterable[Failure]) -> str:
 
 
 def _advice(words: str) -> str:
-    """Returns advice on a failure with this message, empty if there is none."""
+    """Return advice on a failure with this message, empty if there is none."""
     if NO_PACKAGE.search(words):
         return (
             ". Install it for the Python that runs the job (PYTHON -m pip install …; `malletrain "

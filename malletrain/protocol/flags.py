@@ -117,22 +117,22 @@ class FlagsReader:
             )
 
     def drain_request(self) -> int:
-        """Returns the number of the current drain request, 0 if there is none. Takes about 100
+        """Return the number of the current drain request, 0 if there is none. Takes about 100
         ns.
         """
         return self._words[_DRAIN]
 
     def loss_expected_ms(self) -> int:
-        """Returns the expected time until the job loses a node, milliseconds; 0: no loss is
+        """Return the expected time until the job loses a node, milliseconds; 0: no loss is
         expected."""
         return self._words[_LOSS]
 
     def advised_batch(self) -> int:
-        """Returns the global batch that suits the job's nodes, samples; 0: unknown."""
+        """Return the global batch that suits the job's nodes, samples; 0: unknown."""
         return self._words[_BATCH]
 
     def heirs(self, number: int) -> tuple[str, ...]:
-        """Returns the nodes that get the state after the drain ``number``: see
+        """Return the nodes that get the state after the drain ``number``: see
         :meth:`FlagsWriter.request_drain`."""
         try:
             with open(self.path + _HEIRS, encoding="utf-8") as file:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of GPUs that this process may use: by CUDA_VISIBLE_DEVICES if it is set,
+    """Return the number of GPUs that this process may use: by CUDA_VISIBLE_DEVICES if it is set,
     else by the NVIDIA device files.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")

@@ -19,10 +19,10 @@ class HealthPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def written(plan: HealthPlan) -> str:
-    """Returns the plan as text, for an environment variable."""
+    """Return the plan as text, for an environment variable."""
     return msgspec.json.encode(plan).decode()
 
 
 def read(text: str) -> HealthPlan:
-    """Returns the plan in the text of :func:`written`. Raises ValueError."""
+    """Return the plan in the text of :func:`written`. Raises ValueError."""
     return msgspec.json.decode(text, type=HealthPlan)

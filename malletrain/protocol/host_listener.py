@@ -33,7 +33,7 @@ _ADDRESS_IS_GONE = (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
 def listening(address: str) -> socket.socket:
-    """Returns a listening socket for a :class:`HostListener` that is created later; connections
+    """Return a listening socket for a :class:`HostListener` that is created later; connections
     wait until then.
 
     Args:
@@ -127,7 +127,7 @@ class HostListener:
 
     def reopen(self) -> bool:
         """Listen again at the same port; at all addresses if this host has lost its address.
-        Returns False if another process has the port. Accepted connections stay.
+        Return False if another process has the port. Accepted connections stay.
         """
         for endpoint in dict.fromkeys((self._endpoint, f"tcp://*:{self.port}")):
             try:
@@ -141,7 +141,7 @@ class HostListener:
         return False
 
     def _unauthenticated(self, now: float) -> int:
-        """Returns an upper bound on the number of connections that have not proved the key.
+        """Return an upper bound on the number of connections that have not proved the key.
         Connections older than the handshake time have proved it."""
         since = now - 1.1e-3 * _HANDSHAKE_MS
         while self._authenticated and self._authenticated[0] < since:

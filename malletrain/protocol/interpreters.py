@@ -57,7 +57,7 @@ class Warm(Message, frozen=True):
 
 
 def interpreter_of(spec: JobSpec) -> Interpreter | None:
-    """Returns the interpreter that can be warm before this job is chosen for a node; None if there
+    """Return the interpreter that can be warm before this job is chosen for a node; None if there
     is none."""
     software = spec.software
     if not spec.trains or spec.launcher != "builtin" or spec.setup:

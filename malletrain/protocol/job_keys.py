@@ -20,7 +20,7 @@ ZAP = "inproc://zeromq.zap.01"
 
 
 def job_secret() -> bytes:
-    """Returns the job's secret, from this process's environment.
+    """Return the job's secret, from this process's environment.
 
     Raises:
         ValueError: There is none.
@@ -54,7 +54,7 @@ class RoundKeys:
         self.client_secret, self.client_public = derive_pair("client")
 
     def answered(self, frames: list[bytes]) -> list[bytes]:
-        """Returns the answer to a ZAP request: whether a peer with this key is accepted
+        """Return the answer to a ZAP request: whether a peer with this key is accepted
         (rfc.zeromq.org/spec/27)."""
         version, request, _domain, _address, _identity, mechanism, key = frames
         own = z85.decode(self.client_public)

@@ -36,7 +36,7 @@ _CHAINED = ("During handling of the above", "The above exception was the direct 
 
 
 def without_noise(text: str) -> str:
-    """Returns ``text`` without the lines that do not concern the script; all of it if no line is
+    """Return ``text`` without the lines that do not concern the script; all of it if no line is
     left."""
     lines, ignoring = [], False
     for line in text.splitlines():
@@ -55,7 +55,7 @@ _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)')
 
 
 def raised(text: str) -> str:
-    """Returns the exception of the last traceback in ``text``, with its innermost frame:
+    """Return the exception of the last traceback in ``text``, with its innermost frame:
     ``ValueError: no data (train.py, line 12, in load)``. Empty if there is none.
     """
     lines = without_noise(text).splitlines()
@@ -70,7 +70,7 @@ def raised(text: str) -> str:
 
 
 def first_error(text: str) -> str:
-    """Returns the line of the first error. Of an error with a chain of causes it is the line of the
+    """Return the line of the first error. Of an error with a chain of causes it is the line of the
     last one. If there is no error, returns the last line; empty if there is none.
     """
     lines = without_noise(text).splitlines()

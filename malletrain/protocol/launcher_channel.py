@@ -70,7 +70,7 @@ def write_order(path: Path, order: LaunchOrder) -> None:
 
 
 def read_order(path: str) -> LaunchOrder:
-    """Returns the order in the file at ``path``. Raises OSError, or ValueError if the file is not a
+    """Return the order in the file at ``path``. Raises OSError, or ValueError if the file is not a
     valid order.
     """
     with open(path, "rb") as file:
@@ -78,7 +78,7 @@ def read_order(path: str) -> LaunchOrder:
 
 
 def socket_directory(run_dir: Path, longest_name: int = 24) -> Path:
-    """Returns ``run_dir`` if the paths of sockets in it are short enough for the kernel, else a new
+    """Return ``run_dir`` if the paths of sockets in it are short enough for the kernel, else a new
     private temporary directory.
     """
     if len(os.fsencode(run_dir)) + 1 + longest_name <= _MAX_SOCKET_PATH:
@@ -97,7 +97,7 @@ class RoundInbox:
 
     def add(self, message: Round) -> bool:
         """Keep ``message`` if its generation is new. Only rank 0 gets a round twice, so the first
-        message of a generation counts. Returns whether it was kept.
+        message of a generation counts. Return whether it was kept.
         """
         if message.generation <= max(
             self.generation, self._newest.generation if self._newest else 0
@@ -107,7 +107,7 @@ class RoundInbox:
         return True
 
     def pending(self) -> Round | None:
-        """Returns the round to start next, None if there is none."""
+        """Return the round to start next, None if there is none."""
         return self._newest if self._newest and self._newest.generation > self.generation else None
 
     def take(self) -> Round:
@@ -150,7 +150,7 @@ class LauncherEnd:
             self._poller.unregister(fd)
 
     def receive(self, timeout_s: float = 0.0) -> list[Any]:
-        """Returns messages from the agent; waits up to ``timeout_s`` for the first. Sets
+        """Return messages from the agent; wait up to ``timeout_s`` for the first. Sets
         ``agent_gone`` if the agent's end was closed.
         """
         ready = dict(self._poller.poll(math.ceil(timeout_s * 1000)))

@@ -106,7 +106,7 @@ class Request(Message, frozen=True):
     """
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the decoded parameters by name. Raises ValueError if they are not a map."""
+        """Return the decoded parameters by name. Raises ValueError if they are not a map."""
         try:
             return _parameters.decode(self.params)
         except RecursionError as error:

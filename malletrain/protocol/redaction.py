@@ -50,14 +50,14 @@ _HIDDEN_SPEC_FIELDS: dict[str, object] = {
 
 
 def event_for_others(event: EventView) -> EventView:
-    """Returns the event as every user may see it."""
+    """Return the event as every user may see it."""
     if event.kind not in PRIVATE:
         return event
     return msgspec.structs.replace(event, sentence=PRIVATE[event.kind], data={})
 
 
 def status_for_others(status: StatusView, late: Mapping[str, str]) -> StatusView:
-    """Returns an operator's status as a user may see it who is none.
+    """Return an operator's status as a user may see it who is none.
 
     Args:
         status: as the daemon answers an operator.
@@ -74,13 +74,13 @@ def status_for_others(status: StatusView, late: Mapping[str, str]) -> StatusView
 
 
 def job_for_others(job: JobView) -> JobView:
-    """Returns the job as every user may see it."""
+    """Return the job as every user may see it."""
     reason = FAILED_REASON if job.state == "failed" else job.reason
     return msgspec.structs.replace(job, reason=reason, metrics={}, goal=None)
 
 
 def _farm_for_others(spec: Mapping[str, Any]) -> dict[str, object]:
-    """Returns the field ``farm`` of a specification as every user may see it: without what the
+    """Return the field ``farm`` of a specification as every user may see it: without what the
     tasks run.
     """
     farm = spec.get("farm")
@@ -88,7 +88,7 @@ def _farm_for_others(spec: Mapping[str, Any]) -> dict[str, object]:
 
 
 def detail_for_others(detail: JobDetail) -> JobDetail:
-    """Returns the details of a job as every user may see them."""
+    """Return the details of a job as every user may see them."""
     return msgspec.structs.replace(
         detail,
         job=job_for_others(detail.job),

@@ -28,10 +28,10 @@ class SharingRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def written(rules: SharingRules) -> str:
-    """Returns the rules as text, for an environment variable."""
+    """Return the rules as text, for an environment variable."""
     return msgspec.json.encode(rules).decode()
 
 
 def read(text: str) -> SharingRules:
-    """Returns the rules in the text of :func:`written`. Raises ValueError."""
+    """Return the rules in the text of :func:`written`. Raises ValueError."""
     return msgspec.json.decode(text, type=SharingRules)

@@ -8,13 +8,13 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def shown(number: float) -> str:
-    """Returns a number of bytes as text, with three digits and a unit."""
+    """Return a number of bytes as text, with three digits and a unit."""
     power = min(4, max(0, (len(str(int(number))) - 1) // 3))
     return f"{number / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def share_or_size(text: str | int, total: int) -> int:
-    """Returns the number of bytes that ``text`` means: a part of ``total`` such as ``25%``, or a
+    """Return the number of bytes that ``text`` means: a part of ``total`` such as ``25%``, or a
     size such as ``8G`` (K, M, G, T: powers of 1024) or ``8000000``.
 
     Raises:

@@ -31,7 +31,7 @@ def expand(
     index: int,
     more: Mapping[str, str] = _NOTHING,
 ) -> list[str]:
-    """Returns the words with the values of one task.
+    """Return the words with the values of one task.
 
     Args:
         words: words of the template.
@@ -58,7 +58,7 @@ def expand(
 
 
 def problems(words: Sequence[str], columns: Sequence[str], more: Sequence[str] = ()) -> str:
-    """Returns what is wrong with a template, as a sentence; empty if nothing is.
+    """Return what is wrong with a template, as a sentence; empty if nothing is.
 
     Args:
         words: words of the template.
@@ -90,7 +90,7 @@ def problems(words: Sequence[str], columns: Sequence[str], more: Sequence[str] =
 
 
 def escaped(text: str) -> str:
-    """Returns a template that stands for this text as it is."""
+    """Return a template that stands for this text as it is."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

@@ -33,7 +33,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(message: Message, max_bytes: int = MAX_MESSAGE_BYTES) -> list[bytes]:
-    """Returns the frames of ``message``. Raises WireError if it is larger than ``max_bytes``, or
+    """Return the frames of ``message``. Raises WireError if it is larger than ``max_bytes``, or
     holds values that msgpack cannot encode.
     """
     payload = _packed(message, type(message).__name__)
@@ -46,7 +46,7 @@ def encode(message: Message, max_bytes: int = MAX_MESSAGE_BYTES) -> list[bytes]:
 
 
 def request(request_id: str, op: str, params: Mapping[str, Any]) -> Request:
-    """Returns the request ``request_id`` for ``op``. Raises WireError for parameters that msgpack
+    """Return the request ``request_id`` for ``op``. Raises WireError for parameters that msgpack
     cannot encode.
     """
     return Request(request_id, op, msgspec.Raw(_packed(dict(params), Request.__name__)))
@@ -68,7 +68,7 @@ def _packed(data: Any, what: str) -> bytes:
 def decode(
     frames: Sequence[bytes], frame_count: int | None = None, max_bytes: int = MAX_MESSAGE_BYTES
 ) -> Any:
-    """Returns the message in ``frames`` (identity frames removed).
+    """Return the message in ``frames`` (identity frames removed).
 
     Args:
         frames: the received frames, or the first of them.
@@ -101,5 +101,5 @@ def decode(
 
 
 def _short(error: Exception) -> str:
-    """Returns the text of an error, shortened because it may quote a long message."""
+    """Return the text of an error, shortened because it may quote a long message."""
     return str(error) if len(str(error)) <= 300 else f"{str(error)[:299]}…"

@@ -291,7 +291,7 @@ _MAY_BE_NEGATIVE = {(ScriptMetric, "value")}
 
 
 def encode(message: Datagram) -> bytes:
-    """Returns one datagram. Texts that would make it longer than MAX_DATAGRAM_BYTES are shortened
+    """Return one datagram. Texts that would make it longer than MAX_DATAGRAM_BYTES are shortened
     in the middle.
     """
     body: dict[str, Any] = {
@@ -318,7 +318,7 @@ def encode(message: Datagram) -> bytes:
 
 
 def progress_encoder(sender: Sender) -> Callable[..., bytes]:
-    """Returns a function like :func:`encode` for WorkerProgress, several times faster, because it
+    """Return a function like :func:`encode` for WorkerProgress, several times faster, because it
     runs in the training loop."""
     head = (
         encode(WorkerProgress(sender, 0, 0, 0, 0, 0))
@@ -439,7 +439,7 @@ class Outbox:
 
     def send(self, data: bytes, keep: bool = False) -> bool:
         """Send ``data``, after the kept datagrams. If that fails and ``keep`` is true, keep it for
-        the next attempt. Returns whether the agent's socket accepted it."""
+        the next attempt. Return whether the agent's socket accepted it."""
         if (not self._backlog or self.retry()) and self._send_now(data):
             return True
         self.unsent += 1
@@ -448,13 +448,13 @@ class Outbox:
         return False
 
     def retry(self) -> bool:
-        """Send the kept datagrams, oldest first. Returns whether none is left."""
+        """Send the kept datagrams, oldest first. Return whether none is left."""
         while self._backlog and self._send_now(self._backlog[0]):
             self._backlog.popleft()
         return not self._backlog
 
     def agent_is_slow(self) -> bool:
-        """Returns whether the last attempt failed only because the agent's queue is full, so that a
+        """Return whether the last attempt failed only because the agent's queue is full, so that a
         short wait may help. Retries the kept datagrams first.
         """
         self.retry()

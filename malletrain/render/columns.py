@@ -43,7 +43,7 @@ class Column:
 
 
 def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> dict[int, int]:
-    """Returns the columns that are shown at ``width`` and their widths: index → width.
+    """Return the columns that are shown at ``width`` and their widths: index → width.
 
     Args:
         columns: the columns; a note among them is the last.
@@ -78,7 +78,7 @@ def _total(shown: dict[int, int]) -> int:
 
 
 def shorten(text: Text, width: int, *, middle: bool = False) -> Text:
-    """Returns ``text`` shortened to ``width`` columns, with an ellipsis. Removes whole words at its
+    """Return ``text`` shortened to ``width`` columns, with an ellipsis. Removes whole words at its
     end, so that no number is cut; or its ``middle``.
     """
     if text.cell_len <= width:
@@ -165,7 +165,7 @@ class FittedTable:
     def _beside(
         self, console: Console, row: tuple[Text, ...], shown: dict[int, int]
     ) -> Iterator[Text]:
-        """Yields a row with its note in the last column, on as many lines as the note needs."""
+        """Yield a row with its note in the last column, on as many lines as the note needs."""
         last = len(row) - 1
         pieces = row[last].wrap(console, shown[last]) if row[last].plain else [Text()]
         for k, piece in enumerate(pieces):
@@ -175,7 +175,7 @@ class FittedTable:
 
 
 def indented(console: Console, note: Text, width: int) -> Iterator[Text]:
-    """Yields a note on separate lines."""
+    """Yield a note on separate lines."""
     for piece in note.wrap(console, max(1, width - INDENT)):
         piece.rstrip()
         yield Text(" " * INDENT) + piece

@@ -16,7 +16,7 @@ nothing is cut off at 80.
 
 
 def console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
-    """Returns a console that honours NO_COLOR and COLUMNS and is plain text in a pipe.
+    """Return a console that honours NO_COLOR and COLUMNS and is plain text in a pipe.
 
     Numbers in text are not coloured, ``[brackets]`` in names are not read as markup and ``:words:``
     not as emoji.

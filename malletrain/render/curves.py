@@ -20,7 +20,7 @@ Point = tuple[float, float]
 
 
 def curve(series: SeriesView, *, over: str = "samples", width: int = 80, height: int = 15) -> Text:
-    """Returns the plot of one metric: its values on the vertical axis, ``over`` on the horizontal
+    """Return the plot of one metric: its values on the vertical axis, ``over`` on the horizontal
     axis.
 
     Args:
@@ -54,7 +54,7 @@ def curve(series: SeriesView, *, over: str = "samples", width: int = 80, height:
 
 
 def dots(points: Sequence[Point], columns: int, rows: int) -> list[str]:
-    """Returns the line through these points as ``rows`` lines of ``columns`` Braille characters."""
+    """Return the line through these points as ``rows`` lines of ``columns`` Braille characters."""
     cells = [[BLANK] * columns for _ in range(rows)]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     x_min, y_min = min(xs), min(ys)

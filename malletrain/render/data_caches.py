@@ -16,7 +16,7 @@ PAGE_CACHE_SHARE = 0.5
 
 
 def data_caches(detail: JobDetail) -> list[RenderableType]:
-    """Returns a paragraph for each data set that the job reads through a cache."""
+    """Return a paragraph for each data set that the job reads through a cache."""
     parts: list[RenderableType] = []
     for cache in detail.data:
         head = Text("\nData ", "bold")
@@ -29,7 +29,7 @@ def data_caches(detail: JobDetail) -> list[RenderableType]:
 
 
 def sentence(cache: DataCacheView) -> str:
-    """Returns where the samples came from: ``81 % of 12,000 reads on the node, 9 % from other
+    """Return where the samples came from: ``81 % of 12,000 reads on the node, 9 % from other
     nodes, 10 % from the data set; 1.2 GB were not read from it. …``
     """
     reads = cache.node_hits + cache.peer_hits + cache.source_reads
@@ -49,7 +49,7 @@ def sentence(cache: DataCacheView) -> str:
 
 
 def coverage(cache: DataCacheView) -> str:
-    """Returns how much of the data an epoch reads: without it a share of hits means nothing."""
+    """Return how much of the data an epoch reads: without it a share of hits means nothing."""
     if cache.coverage is None:
         return "Whether an epoch reads all samples is not known: the cache was given no sampler."
     each_once = ", each once" if cache.coverage == 1.0 else ""
@@ -57,7 +57,7 @@ def coverage(cache: DataCacheView) -> str:
 
 
 def advice_on(cache: DataCacheView) -> str:
-    """Returns what the owner can do; empty if the cache is of use as it is."""
+    """Return what the owner can do; empty if the cache is of use as it is."""
     if 0 < cache.data_bytes <= PAGE_CACHE_SHARE * cache.node_bytes:
         return (
             f"The data ({shown(cache.data_bytes)}) fit into the page cache of one node "

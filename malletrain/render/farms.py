@@ -30,7 +30,7 @@ NOTE_CHARACTERS = 300
 
 
 def summary(view: TasksView, now: float) -> Text:
-    """Returns one line: how many tasks are in which state, how fast they go, and when the farm
+    """Return one line: how many tasks are in which state, how fast they go, and when the farm
     ends.
     """
     text = Text()
@@ -50,7 +50,7 @@ def summary(view: TasksView, now: float) -> Text:
 
 
 def tasks(view: TasksView, now: float) -> RenderableType:
-    """Returns a line for each task of the view; below a failed one the end of its output."""
+    """Return a line for each task of the view; below a failed one the end of its output."""
     table = FittedTable(
         Column("TASK", right=True),
         Column("VALUES", least=12),
@@ -78,7 +78,7 @@ def tasks(view: TasksView, now: float) -> RenderableType:
 
 
 def farm(view: TasksView, now: float) -> RenderableType:
-    """Returns the part of ``malletrain show`` about the tasks of a farm."""
+    """Return the part of ``malletrain show`` about the tasks of a farm."""
     head = Text("\nTasks: ", "bold")
     head.append_text(summary(view, now))
     parts: list[RenderableType] = [head]
@@ -96,7 +96,7 @@ def farm(view: TasksView, now: float) -> RenderableType:
 
 
 def values(columns: Sequence[str], task: TaskView) -> str:
-    """Returns the values of a task on one line; with several columns, with their names."""
+    """Return the values of a task on one line; with several columns, with their names."""
     if len(columns) == 1:
         text = task.values[0]
     else:
@@ -105,7 +105,7 @@ def values(columns: Sequence[str], task: TaskView) -> str:
 
 
 def seconds(task: TaskView, now: float) -> float | None:
-    """Returns for how long a task runs or ran; None if it has not started."""
+    """Return for how long a task runs or ran; None if it has not started."""
     if task.started is None:
         return None
     end = task.ended if task.ended is not None else now if task.state == "running" else None
@@ -113,13 +113,13 @@ def seconds(task: TaskView, now: float) -> float | None:
 
 
 def last_words(task: TaskView) -> str:
-    """Returns the last line of a failed task's output."""
+    """Return the last line of a failed task's output."""
     lines = [line for line in plain(task.tail).splitlines() if line.strip()]
     return lines[-1].strip()[-NOTE_CHARACTERS:] if lines and task.state == "failed" else ""
 
 
 def csv_header(columns: Sequence[str]) -> list[str]:
-    """Returns the header of the results as CSV. The values have the names that ``malletrain map``
+    """Return the header of the results as CSV. The values have the names that ``malletrain map``
     read, and ``index`` is the number of the task, so that it reads the rows again.
     """
     own = list(columns) if INDEX in columns else [INDEX, *columns]
@@ -127,7 +127,7 @@ def csv_header(columns: Sequence[str]) -> list[str]:
 
 
 def csv_row(columns: Sequence[str], task: TaskView, now: float) -> list[object]:
-    """Returns a task as a row of CSV."""
+    """Return a task as a row of CSV."""
     own = list(task.values) if INDEX in columns else [str(task.number), *task.values]
     run_s = seconds(task, now)
     return [

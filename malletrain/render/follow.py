@@ -54,7 +54,7 @@ class Follower:
         """Number of the last event read; negative: number of newest events to start with."""
 
     def look(self) -> list[EventView]:
-        """Send the requests once and update the screen; returns the new events. Raises the client's
+        """Send the requests once and update the screen; return the new events. Raises the client's
         errors.
         """
         seen = self.ask()

@@ -19,7 +19,7 @@ WORDS = {
 
 
 def moment(at: float, now: float) -> str:
-    """Returns a time near ``now`` as local text: ``14:00``, ``Thu 14:00``, ``2026-12-01 14:00``."""
+    """Return a time near ``now`` as local text: ``14:00``, ``Thu 14:00``, ``2026-12-01 14:00``."""
     local, today = time.localtime(at), time.localtime(now)
     if local[:3] == today[:3]:
         return time.strftime("%H:%M", local)
@@ -29,7 +29,7 @@ def moment(at: float, now: float) -> str:
 
 
 def past(hours: float) -> str:
-    """Returns a description of the history from which a forecast was made."""
+    """Return a description of the history from which a forecast was made."""
     if hours <= 0:
         return "the nodes there are now"
     if hours >= 6.5 * 24:
@@ -40,7 +40,7 @@ def past(hours: float) -> str:
 
 
 def forecast(goal: GoalView, now: float) -> str:
-    """Returns a sentence on when the job ends, or why that is not known; may be empty."""
+    """Return a sentence on when the job ends, or why that is not known; may be empty."""
     if goal.standing == "infeasible" and _spent(goal):
         return "It stands still, for its budget is spent: malletrain extend JOB --budget +N nh."
     if goal.ends is None:
@@ -51,12 +51,12 @@ def forecast(goal: GoalView, now: float) -> str:
 
 
 def _spent(goal: GoalView) -> bool:
-    """Returns whether the budget is spent, to the displayed precision."""
+    """Return whether the budget is spent, to the displayed precision."""
     return goal.budget_nh is not None and goal.charged_nh >= 0.999 * goal.budget_nh
 
 
 def targets(goal: GoalView, now: float, work: str = "samples") -> str:
-    """Returns the deadline, the budget and the work: ``by Thu 14:00, 12.5 of 200 nh``. ``work``:
+    """Return the deadline, the budget and the work: ``by Thu 14:00, 12.5 of 200 nh``. ``work``:
     what the work is counted in.
     """
     parts = []
@@ -70,14 +70,14 @@ def targets(goal: GoalView, now: float, work: str = "samples") -> str:
 
 
 def standing(goal: GoalView | None) -> str:
-    """Returns the standing in at most two words; empty if there is no goal."""
+    """Return the standing in at most two words; empty if there is no goal."""
     return "" if goal is None else WORDS.get(goal.standing, goal.standing)
 
 
 def facts(
     goal: GoalView, now: float, *, ended: bool, work: str = "samples"
 ) -> list[tuple[str, str]]:
-    """Returns the labels and values of a job's goals for ``malletrain show``. ``work``: what its
+    """Return the labels and values of a job's goals for ``malletrain show``. ``work``: what its
     work is counted in.
     """
     rows = []
@@ -90,7 +90,7 @@ def facts(
 
 
 def sentence(goal: GoalView, now: float) -> str:
-    """Returns a sentence on a job's goals for when it is submitted or extended; may be empty."""
+    """Return a sentence on a job's goals for when it is submitted or extended; may be empty."""
     word = standing(goal)
     text = targets(goal, now) if goal.deadline is not None or goal.budget_nh is not None else ""
     if text:

@@ -11,7 +11,7 @@ from malletrain.render.text import figure, plain
 
 
 def layouts(detail: JobDetail) -> list[RenderableType]:
-    """Returns the part of ``malletrain show`` on the layout of the job's nodes; empty if it is not
+    """Return the part of ``malletrain show`` on the layout of the job's nodes; empty if it is not
     looked for.
     """
     view = detail.layout
@@ -26,7 +26,7 @@ def layouts(detail: JobDetail) -> list[RenderableType]:
 
 
 def _table(tried: tuple[TriedLayoutView, ...]) -> FittedTable:
-    """Returns a line for each layout that is or was tried."""
+    """Return a line for each layout that is or was tried."""
     made = FittedTable(
         Column("PROCESSES", right=True),
         Column("THREADS", right=True),

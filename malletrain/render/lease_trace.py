@@ -15,7 +15,7 @@ HEADER = "time_s,node,event"
 
 
 def lease_trace(events: Iterable[EventView], until: float) -> Iterator[str]:
-    """Yields the lines of the trace, without line ends; time 0 is the first join.
+    """Yield the lines of the trace, without line ends; time 0 is the first join.
 
     A node that joins twice in a row (it was adopted after a restart) is written once. If the clock
     was set back, no event becomes earlier than the previous one. Nodes that are still held stay so

@@ -96,7 +96,7 @@ class Screen:
     def render(
         self, width: int = 110, height: int = 40, *, above: int = 0, keys: bool = False
     ) -> RenderableType:
-        """Returns the whole screen for a terminal of ``width`` columns and ``height`` lines.
+        """Return the whole screen for a terminal of ``width`` columns and ``height`` lines.
 
         Args:
             above: number of jobs above the visible ones.
@@ -137,7 +137,7 @@ class Screen:
         return layout
 
     def in_order(self) -> list[JobView]:
-        """Returns the jobs in the screen's order: running, waiting, ended."""
+        """Return the jobs in the screen's order: running, waiting, ended."""
         live = [j for j in self.jobs if j.state not in tables.ENDED]
         ended = [j for j in self.jobs if j.state in tables.ENDED]
         live.sort(key=lambda j: (ORDER.index(j.state) if j.state in ORDER else 0, j.submitted))
@@ -151,7 +151,7 @@ class Screen:
         return {j.id: j.name for j in self.jobs}
 
     def grid(self, width: int, most: int) -> tuple[RenderableType, int]:
-        """Returns the grid of nodes with their jobs, and its number of lines, at most ``most``."""
+        """Return the grid of nodes with their jobs, and its number of lines, at most ``most``."""
         if not self.nodes:
             return Text("No node is held and none is idle: others use the machine.", "dim"), 1
         colour, names = self._colours(), self._names()
@@ -184,7 +184,7 @@ class Screen:
     def _signs(
         self, width: int, most: int, style: Callable[[NodeView], str]
     ) -> tuple[RenderableType, int]:
-        """Returns the grid with one character per node, and its number of lines."""
+        """Return the grid with one character per node, and its number of lines."""
         states = {n.state for n in self.nodes}
         words = (f"{sign} {tables.state(word)}" for word, sign in SIGNS.items() if word in states)
         text = shorten(Text("  ".join(words), "dim"), width)
@@ -201,7 +201,7 @@ class Screen:
     def throughput(
         self, ordered: Sequence[JobView], above: int, shown: int, width: int
     ) -> RenderableType:
-        """Returns a line per job with its throughput over the last polls, and the number of other
+        """Return a line per job with its throughput over the last polls, and the number of other
         jobs.
 
         Args:
@@ -234,7 +234,7 @@ class Screen:
         return Group(made, Text(f"… and {len(others)} more: {parts}", "dim", no_wrap=True))
 
     def last_events(self, lines: int, width: int) -> RenderableType:
-        """Returns the newest ``lines`` events, the newest last."""
+        """Return the newest ``lines`` events, the newest last."""
         names = self._names()
         newest = []
         for e in list(self.events)[-lines:]:
@@ -248,7 +248,7 @@ def _title(word: str) -> Rule:
 
 
 def _brief(e: EventView, names: Mapping[str, str]) -> Text:
-    """Returns an event in short form: time, job or node, sentence."""
+    """Return an event in short form: time, job or node, sentence."""
     line = Text(f"{clock(e.time)}  ", "dim")
     who = shorten(Text(plain(names.get(e.job, e.job) or e.node), "bold"), 14, middle=True)
     line.append_text(who)
@@ -258,7 +258,7 @@ def _brief(e: EventView, names: Mapping[str, str]) -> Text:
 
 
 def _last(j: JobView) -> Text:
-    """Returns the reason why a waiting job waits, else its metrics."""
+    """Return the reason why a waiting job waits, else its metrics."""
     if j.reason and j.state not in ("running", "completed"):
         return Text(plain(j.reason), "dim")
     return Text(tables.metrics(j.metrics))

@@ -40,7 +40,7 @@ text {{ font: 13px system-ui, sans-serif; fill: #222; }}
 
 
 def moving(timeline: Timeline) -> str:
-    """Returns the animation as the text of an SVG file."""
+    """Return the animation as the text of an SVG file."""
     colour = colours(timeline.jobs)
     span_s = max(timeline.end - timeline.begin, 1e-9)
     top = {name: TOP + k * (ROW + GAP) for k, name in enumerate(timeline.nodes)}
@@ -107,7 +107,7 @@ def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
 
 
 def _rates(timeline: Timeline, colour: dict[str, str], top: float) -> list[str]:
-    """Returns the stacked throughput of the jobs as SVG."""
+    """Return the stacked throughput of the jobs as SVG."""
     step = (timeline.end - timeline.begin) / POINTS
     grid = [timeline.begin + k * step for k in range(POINTS + 1)]
     below, areas = [0.0] * len(grid), []

@@ -50,6 +50,6 @@ STATE_STYLES: dict[str, str] = {
 
 
 def colours(jobs: Iterable[str]) -> dict[str, str]:
-    """Returns a colour for each of ``jobs`` (in the order of submission)."""
+    """Return a colour for each of ``jobs`` (in the order of submission)."""
     names = list(dict.fromkeys(jobs))
     return {name: JOB_COLOURS[k % len(JOB_COLOURS)] for k, name in enumerate(names)}

@@ -39,7 +39,7 @@ first.
 
 
 def step_times(detail: JobDetail) -> list[RenderableType]:
-    """Returns the part of ``malletrain show`` on the times of a job's steps; empty if they are not
+    """Return the part of ``malletrain show`` on the times of a job's steps; empty if they are not
     measured.
     """
     if detail.steps is None:
@@ -55,7 +55,7 @@ def step_times(detail: JobDetail) -> list[RenderableType]:
 
 
 def _ranks(steps: StepTimesView) -> list[RenderableType]:
-    """Returns a line for each of a few ranks. Of more it returns a sentence, and lines for those
+    """Return a line for each of a few ranks. Of more it returns a sentence, and lines for those
     that delay the others most, for those that wait longest for them, and for the median.
     """
     ranks, count = steps.ranks, max(steps.rank_count, len(steps.ranks))
@@ -80,7 +80,7 @@ def _ranks(steps: StepTimesView) -> list[RenderableType]:
 
 
 def sentence(shares: Mapping[str, float]) -> str:
-    """Returns the shares of a step as text: ``41 % waiting for data, 48 % computing, 11 % waiting
+    """Return the shares of a step as text: ``41 % waiting for data, 48 % computing, 11 % waiting
     for other ranks``. Parts below half a percent are left out.
     """
     return ", ".join(
@@ -91,7 +91,7 @@ def sentence(shares: Mapping[str, float]) -> str:
 
 
 def _by_scale(rates: list[RateView]) -> FittedTable:
-    """Returns a line for each number of nodes."""
+    """Return a line for each number of nodes."""
     made = FittedTable(
         Column("NODES", right=True),
         Column("STEP", right=True, drop=1),
@@ -111,7 +111,7 @@ def _by_scale(rates: list[RateView]) -> FittedTable:
 def _by_rank(
     ranks: Sequence[RankTimesView], median_of: Sequence[RankTimesView] = ()
 ) -> FittedTable:
-    """Returns a line for each rank, and one for the median of others if there are any. The time in
+    """Return a line for each rank, and one for the median of others if there are any. The time in
     exchanges is the wait for other ranks and the transfer.
     """
     made = FittedTable(
@@ -145,7 +145,7 @@ def _cell(duration: float | None) -> str:
 
 
 def seconds(duration: float) -> str:
-    """Returns a duration within a step as text: ``3.1 s``, ``120 ms``, ``0.25 ms``."""
+    """Return a duration within a step as text: ``3.1 s``, ``120 ms``, ``0.25 ms``."""
     if duration >= 1.0:
         return f"{duration:.3g} s"
     return f"{1e3 * duration:.3g} ms" if duration else "0"

@@ -17,7 +17,7 @@ STATES = ("complete", "pruned", "running", "fail")
 
 
 def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Returns the table of ``malletrain sweep status``: a line for each sweep."""
+    """Return the table of ``malletrain sweep status``: a line for each sweep."""
     if not rows:
         return Text("There is no sweep. Begin one with: malletrain sweep run FILE")
     made = FittedTable(
@@ -40,7 +40,7 @@ def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> RenderableType:
-    """Returns the table of ``malletrain sweep show``: a line for each trial."""
+    """Return the table of ``malletrain sweep show``: a line for each trial."""
     if not rows:
         return Text("No trial has begun.")
     parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
@@ -75,7 +75,7 @@ def _number(value: Any) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns CSV: a line of headings, then one for each trial; each metric, then each parameter,
+    """Return CSV: a line of headings, then one for each trial; each metric, then each parameter,
     has a column."""
     metrics = list(dict.fromkeys(name for row in rows for name in row["values"]))
     parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))

@@ -69,7 +69,7 @@ STANDS = {
 def scaling(
     profile: ProfileView | None, seen: Sequence[RateView], *, owner_curve: bool
 ) -> list[RenderableType]:
-    """Returns the part of ``malletrain show`` on the job's scaling; empty if nothing is known.
+    """Return the part of ``malletrain show`` on the job's scaling; empty if nothing is known.
     ``owner_curve``: whether its owner gave the curve.
     """
     if profile is None and not seen:
@@ -104,7 +104,7 @@ def scaling(
 
 
 def _sizes(profile: ProfileView | None, seen: Sequence[RateView], owner_curve: bool) -> FittedTable:
-    """Returns a line for each number of nodes: the expected rate and the observed one."""
+    """Return a line for each number of nodes: the expected rate and the observed one."""
     points = {p.nodes: p for p in profile.points} if profile else {}
     rates = _by_nodes(seen)
     made = FittedTable(
@@ -131,7 +131,7 @@ def _sizes(profile: ProfileView | None, seen: Sequence[RateView], owner_curve: b
 
 
 def _by_nodes(seen: Sequence[RateView]) -> dict[int, RateView]:
-    """Returns the observed rates by number of nodes, over all batch sizes."""
+    """Return the observed rates by number of nodes, over all batch sizes."""
     made: dict[int, RateView] = {}
     for r in seen:
         if (so_far := made.get(r.nodes)) is None:
@@ -203,22 +203,22 @@ NODE_COLUMNS = (
 
 
 def state(word: str) -> Text:
-    """Returns a job's or node's state in its colour."""
+    """Return a job's or node's state in its colour."""
     return Text(plain(NODE_WORDS.get(word, word)), STATE_STYLES.get(word, ""))
 
 
 def work_done(job: JobView) -> str:
-    """Returns the samples of a job, or the number of done tasks of a farm."""
+    """Return the samples of a job, or the number of done tasks of a farm."""
     return f"{count(job.samples)} tasks" if job.mode == "farm" else count(job.samples)
 
 
 def metrics(values: Mapping[str, float]) -> str:
-    """Returns metrics as ``loss 0.05 test_accuracy 0.9844``; empty if there are none."""
+    """Return metrics as ``loss 0.05 test_accuracy 0.9844``; empty if there are none."""
     return "  ".join(f"{plain(name)} {figure(value)}" for name, value in sorted(values.items()))
 
 
 def headline(status: StatusView) -> Text:
-    """Returns the daemon and the machine in two lines."""
+    """Return the daemon and the machine in two lines."""
     line = Text()
     line.append(f"malletraind {status.version}", "bold")
     line.append(
@@ -257,7 +257,7 @@ def headline(status: StatusView) -> Text:
 
 
 def _trainer(trainer: TrainerView) -> str:
-    """Returns a line about one trainer's plan."""
+    """Return a line about one trainer's plan."""
     return (
         f"Trainer {plain(trainer.name)} ({plain(trainer.objective)}): {trainer.jobs} jobs on "
         f"{trainer.nodes} nodes, {trainer.waiting} wait; {rate(trainer.rate)}"
@@ -265,7 +265,7 @@ def _trainer(trainer: TrainerView) -> str:
 
 
 def _share(share: ShareView) -> str:
-    """Returns a line about a party's share and what it got."""
+    """Return a line about a party's share and what it got."""
     if not share.due_nh:
         return f"{plain(share.party)}: weight {share.weight:g}, nothing was due yet"
     part = 100.0 * share.served_nh / share.due_nh
@@ -277,7 +277,7 @@ def _share(share: ShareView) -> str:
 
 
 def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
-    """Returns all jobs, one per line; the reason why a job waits is next to it, or below it on a
+    """Return all jobs, one per line; the reason why a job waits is next to it, or below it on a
     narrow terminal.
     """
     if not rows:
@@ -305,7 +305,7 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
 
 
 def job(detail: JobDetail) -> RenderableType:
-    """Returns all details of one job: facts, scaling, starts and rescales with their phases,
+    """Return all details of one job: facts, scaling, starts and rescales with their phases,
     notices, and why it failed.
     """
     j = detail.job
@@ -413,7 +413,7 @@ def _facts(detail: JobDetail) -> Table:
 
 
 def _software(software: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the job's software environment, as labels and values."""
+    """Return the job's software environment, as labels and values."""
     by = software.get("runtime", "auto")
     binds = ", ".join(map(str, software.get("binds", ())))
     shown = {
@@ -430,7 +430,7 @@ def _software(software: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _steps(rescales: Sequence[RescaleView]) -> list[RenderableType]:
-    """Returns the job's starts and rescales, with the cost of each."""
+    """Return the job's starts and rescales, with the cost of each."""
     made = FittedTable(
         Column("ROUND", right=True, drop=2),
         Column("AT"),
@@ -462,7 +462,7 @@ def nodes(
     explain: bool = False,
     names: Mapping[str, str] = NO_NAMES,
 ) -> RenderableType:
-    """Returns all nodes that MalleTrain knows; with ``explain`` every rule that a node passed or
+    """Return all nodes that MalleTrain knows; with ``explain`` every rule that a node passed or
     failed. ``names``: job id → name.
     """
     if not rows:
@@ -550,7 +550,7 @@ class EventLine:
 
     @property
     def line(self) -> Text:
-        """Returns the event on one line of any length."""
+        """Return the event on one line of any length."""
         head, name, node = self._head()
         about = Text(" ").join(part for part in (name, node) if part.plain)
         about.append(" " * (21 - about.cell_len) if about.plain else "")

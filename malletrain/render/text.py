@@ -16,7 +16,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """Returns ``text`` without control characters, so that a job's name or output cannot move the
+    """Return ``text`` without control characters, so that a job's name or output cannot move the
     cursor or recolour the screen.
 
     Line feeds and tabs stay; each other control character becomes ``·``.
@@ -25,7 +25,7 @@ def plain(text: str) -> str:
 
 
 def count(value: float) -> str:
-    """Returns a number of samples or steps with thousands separated: ``12,345``; from ten million
+    """Return a number of samples or steps with thousands separated: ``12,345``; from ten million
     on ``12.3 M``.
     """
     for limit, factor, unit in ((1e13, 1e12, "T"), (1e10, 1e9, "G"), (1e7, 1e6, "M")):
@@ -35,7 +35,7 @@ def count(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Returns a throughput, samples/s, with three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``."""
+    """Return a throughput, samples/s, with three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``."""
     if value <= 0:
         return "0/s"
     digits = 2 if value < 10 else 1 if value < 100 else 0
@@ -43,7 +43,7 @@ def rate(value: float) -> str:
 
 
 def figure(value: float) -> str:
-    """Returns a number of any size with four digits and no exponent: ``0.9844``, ``10,690``, ``12.3
+    """Return a number of any size with four digits and no exponent: ``0.9844``, ``10,690``, ``12.3
     M``, ``0.00003``.
     """
     if not math.isfinite(value):
@@ -54,12 +54,12 @@ def figure(value: float) -> str:
 
 
 def span(low: int, high: int) -> str:
-    """Returns ``MIN:MAX`` as the user gave it."""
+    """Return ``MIN:MAX`` as the user gave it."""
     return f"{low}" if low == high else f"{low}:{high}"
 
 
 def since(moment: float | None, now: float) -> str:
-    """Returns how long ago ``moment`` was: ``12 s``, ``3 min 20 s``; "never" if it is None."""
+    """Return how long ago ``moment`` was: ``12 s``, ``3 min 20 s``; "never" if it is None."""
     return (
         "never"
         if moment is None
@@ -68,19 +68,19 @@ def since(moment: float | None, now: float) -> str:
 
 
 def clock(moment: float) -> str:
-    """Returns the local time of day, ``14:03:59``."""
+    """Return the local time of day, ``14:03:59``."""
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def date(moment: float | None) -> str:
-    """Returns the local date and time, ``2026-01-31 14:03:59``."""
+    """Return the local date and time, ``2026-01-31 14:03:59``."""
     return (
         "not yet" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     )
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """Returns the last ``width`` values as a line of blocks on a scale from 0 to their maximum,
+    """Return the last ``width`` values as a line of blocks on a scale from 0 to their maximum,
     padded on the left; 0 is a blank.
     """
     shown = list(values)[-width:]
@@ -93,6 +93,6 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def bar(value: int, high: int, width: int = 16) -> str:
-    """Returns the present number of nodes of the maximum as ``●●●○○``; above ``width`` only the
+    """Return the present number of nodes of the maximum as ``●●●○○``; above ``width`` only the
     numbers."""
     return "●" * value + "○" * (high - value) if 0 <= value <= high <= width else f"{value}/{high}"

@@ -79,7 +79,7 @@ class Timeline:
 
 
 def resample(series: ThroughputSeries, grid: Sequence[float]) -> list[float]:
-    """Returns the rate at each time of ``grid`` (ascending): the last value at or before it, or 0
+    """Return the rate at each time of ``grid`` (ascending): the last value at or before it, or 0
     before the first value.
     """
     out, k, value = [], 0, 0.0
@@ -92,7 +92,7 @@ def resample(series: ThroughputSeries, grid: Sequence[float]) -> list[float]:
 
 
 def tint(colour: str, share: float) -> str:
-    """Returns ``colour`` (#rrggbb) mixed with white; a ``share`` of 1 is the colour itself."""
+    """Return ``colour`` (#rrggbb) mixed with white; a ``share`` of 1 is the colour itself."""
     parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
     return "#" + "".join(f"{round(255 - (255 - p) * share):02X}" for p in parts)
 

@@ -36,7 +36,7 @@ SUMS = (*(field for _, field, _ in HOURS), "samples")
 
 
 def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
-    """Returns the rows added up by the fields ``by`` (keys of BY). The energy of a sum is known if
+    """Return the rows added up by the fields ``by`` (keys of BY). The energy of a sum is known if
     that of all its parts is.
     """
     fields = {BY[each] for each in by}
@@ -55,19 +55,19 @@ def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
 
 
 def _known_sum(one: UsageView, other: UsageView, field: str) -> float | None:
-    """Returns the sum of the values that are known; None if neither is."""
+    """Return the sum of the values that are known; None if neither is."""
     values = [v for v in (getattr(one, field), getattr(other, field)) if v is not None]
     return sum(values) if values else None
 
 
 def _amount(value: float) -> str:
-    """Returns an amount with tenths; below one with thousandths, so that some seconds do not show
+    """Return an amount with tenths; below one with thousandths, so that some seconds do not show
     as 0."""
     return f"{value:,.1f}" if value >= 1 or not value else f"{value:.3f}"
 
 
 def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
-    """Returns a table of node-hours, with a last line for the sums. What slots count, and their
+    """Return a table of node-hours, with a last line for the sums. What slots count, and their
     GPU-hours, are columns if there are slots.
     """
     if not rows:
@@ -92,7 +92,7 @@ def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
 
 
 def as_csv(rows: Sequence[UsageView]) -> str:
-    """Returns CSV: a line of headings, then one for each row; an unknown energy is empty."""
+    """Return CSV: a line of headings, then one for each row; an unknown energy is empty."""
     out = io.StringIO()
     fields = UsageView.__struct_fields__
     writer = csv.writer(out, lineterminator="\n")

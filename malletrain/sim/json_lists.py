@@ -110,7 +110,7 @@ class _Reader:
         self._position = end
 
     def _read(self) -> bool:
-        """Read more of the file; returns whether there was more. The amount grows with the value
+        """Read more of the file; return whether there was more. The amount grows with the value
         that is incomplete, so that a large one is not decoded again for every chunk.
         """
         rest = self._text[self._position :]

@@ -165,7 +165,7 @@ class Reports:
 
     def described(self, job: SimJob) -> PriorSuggested | None:
         """Return a prior from jobs with similar models, once the job's workers have reported the
-        model's size. Returns it only in the first call for the job.
+        model's size. Return it only in the first call for the job.
         """
         if job.name in self._introduced or (job.parameters is None and not self._revealed):
             return None

@@ -39,7 +39,7 @@ class CopyError(RuntimeError):
 
 
 def backup(url: str, target: Path) -> int:
-    """Copy the database at ``url`` to ``target``. Returns the size of the copy, bytes. Raises
+    """Copy the database at ``url`` to ``target``. Return the size of the copy, bytes. Raises
     CopyError.
     """
     source = _file_of(url)
@@ -65,7 +65,7 @@ def backup(url: str, target: Path) -> int:
 
 
 def restore(url: str, copy: Path) -> Path | None:
-    """Replace the database at ``url``, which must not be in use, with ``copy``. Returns the backup
+    """Replace the database at ``url``, which must not be in use, with ``copy``. Return the backup
     of the old database; None if there was none. Raises CopyError.
     """
     target = _file_of(url, must_exist=False)
@@ -118,7 +118,7 @@ def _back_up(target: Path, backup: Path) -> None:
 
 def vacuum(url: str) -> tuple[int, int]:
     """Return the disk space of deleted rows to the file system. The database at ``url`` must not be
-    in use. Returns its size before and after, bytes. Raises CopyError.
+    in use. Return its size before and after, bytes. Raises CopyError.
     """
     path = _file_of(url)
     _checked_version(path)

@@ -179,7 +179,7 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _write_ahead(cursor: sqlite3.Cursor) -> str:
-    """Turn the write-ahead log on. Returns the resulting journal mode. SQLite does not wait for
+    """Turn the write-ahead log on. Return the resulting journal mode. SQLite does not wait for
     locks while it changes the mode, so of several processes that open a new database all but one
     would fail.
     """

@@ -40,7 +40,7 @@ class Lock(Protocol):
     """Whether another daemon can have it while its owner runs, as when a connection is lost."""
 
     def take(self) -> str | None:
-        """Take the lock if it is free. Returns None if it was taken, else its owner; empty if the
+        """Take the lock if it is free. Return None if it was taken, else its owner; empty if the
         owner is not known at this moment. Raises StoreError.
         """
         ...
@@ -70,7 +70,7 @@ class Ownership:
         self._check_lock = threading.Lock()
 
     def look(self) -> list[str]:
-        """Check the lock. Returns the daemons that wait for the database. Call it every BEAT_S
+        """Check the lock. Return the daemons that wait for the database. Call it every BEAT_S
         seconds, in any thread. Raises StoreError if another daemon may have the database.
         """
         with self._check_lock:
@@ -190,7 +190,7 @@ class FileLock:
             self._drop(path)
 
     def _try(self, path: Path) -> str | None:
-        """Lock a file. Returns None if it was locked, else the content of the file."""
+        """Lock a file. Return None if it was locked, else the content of the file."""
         if path in self._handles:
             return None
         try:

@@ -164,7 +164,7 @@ JOB_TABLES = (
 
 def forget(db: Session, before: float) -> int:
     """Delete leases and jobs that ended before this time (epoch seconds), the oldest first, with
-    their measurements and tasks. Returns the number of deleted leases and jobs, or tasks if more of
+    their measurements and tasks. Return the number of deleted leases and jobs, or tasks if more of
     these remain; 0 if none is left.
     """
     with db.transaction() as connection:
@@ -318,7 +318,7 @@ class Store:
         return self._db.update(schema.jobs, JobRow, job_id, changes)
 
     def change_job(self, job: JobRow, **changes: Any) -> JobRow:
-        """Set fields of a job in memory. Returns the changed row. Raises as :meth:`update_job`."""
+        """Set fields of a job in memory. Return the changed row. Raises as :meth:`update_job`."""
         return self._db.change(schema.jobs, JobRow, job, changes)
 
     def restrictions(self) -> str | None:
@@ -400,7 +400,7 @@ class Store:
     def change_leases(
         self, changes: Sequence[tuple[LeaseRow, Mapping[str, Any]]]
     ) -> list[LeaseRow]:
-        """Set the same fields of leases in memory, each to its own values. Returns the changed
+        """Set the same fields of leases in memory, each to its own values. Return the changed
         rows. Raises StoreError for an unknown lease, TypeError for an unknown field.
         """
         return self._db.change_all(schema.leases, LeaseRow, changes)

@@ -251,7 +251,7 @@ def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:
 
 
 def forget_tasks(db: Session, jobs: Sequence[str]) -> int:
-    """Delete tasks of these jobs, :data:`TASKS_AT_ONCE` at most. Returns how many numbers were
+    """Delete tasks of these jobs, :data:`TASKS_AT_ONCE` at most. Return how many numbers were
     deleted at most; 0 if none is left.
     """
     deleted = 0

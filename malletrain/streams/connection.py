@@ -113,7 +113,7 @@ class StreamConnection:
             self._flush()
 
     def withdraw(self, number: int) -> bool:
-        """Do not send message ``number`` if it has not begun to go out. Returns whether it was
+        """Do not send message ``number`` if it has not begun to go out. Return whether it was
         there.
         """
         for index, (queued, _) in enumerate(self._out):

@@ -17,7 +17,7 @@ from malletrain.submission.resuming import resuming
 
 
 def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
-    """Returns a job that resumes from the snapshot of ``job``, which was submitted as ``spec``.
+    """Return a job that resumes from the snapshot of ``job``, which was submitted as ``spec``.
 
     Its arguments are those of the old job followed by ``more``, because in most scripts the last
     value of an option counts. A deadline before ``now`` (epoch seconds) and the jobs that the old
@@ -36,7 +36,7 @@ def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
 
 
 def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> JobSpec:
-    """Returns the job of :func:`again` for ``user``, from a job as the daemon shows it.
+    """Return the job of :func:`again` for ``user``, from a job as the daemon shows it.
 
     Raises:
         SpecError: the job has not ended, belongs to another user, or is a farm.
@@ -57,7 +57,7 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
 
 
 def omissions(old: JobSpec, new: JobSpec) -> list[str]:
-    """Returns sentences about what :func:`again` has left out."""
+    """Return sentences about what :func:`again` has left out."""
     sentences = []
     if old.after:
         sentences.append(

@@ -20,7 +20,7 @@ _PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?\s*")
 
 
 def indices(text: str, most: int = MOST_JOBS, what: str = "jobs") -> tuple[int, ...]:
-    """Returns the indices of ``--array``, in their order, without duplicates.
+    """Return the indices of ``--array``, in their order, without duplicates.
 
     Args:
         text: indices and ranges of them.
@@ -48,7 +48,7 @@ def indices(text: str, most: int = MOST_JOBS, what: str = "jobs") -> tuple[int, 
 
 
 def one_of(spec: JobSpec, index: int) -> JobSpec:
-    """Returns the job for one index. The number replaces ``{index}`` in its arguments and
+    """Return the job for one index. The number replaces ``{index}`` in its arguments and
     variables, is appended to its name, and is passed to the script in a variable.
     """
     number = str(index)

@@ -42,7 +42,7 @@ VALUE_HELP = (
 
 
 def read_value(path: Path) -> dict[str, float]:
-    """Returns nodes (as text) → value, sorted by nodes. Raises SpecError with the problem and its
+    """Return nodes (as text) → value, sorted by nodes. Raises SpecError with the problem and its
     place."""
     try:
         text = path.read_text("utf-8-sig")
@@ -82,7 +82,7 @@ PAIRS_HELP = "numbers of nodes with their values, such as 4=40 8=100"
 
 
 def parse_values(pairs: Iterable[str]) -> dict[int, float]:
-    """Returns nodes → value of words such as ``4=40``. Raises SpecError."""
+    """Return nodes → value of words such as ``4=40``. Raises SpecError."""
     values: dict[int, float] = {}
     for pair in pairs:
         nodes, equals, value = pair.partition("=")
@@ -106,7 +106,7 @@ def parse_values(pairs: Iterable[str]) -> dict[int, float]:
 
 
 def parse_value(where: str, text: str) -> float:
-    """Returns the value of some nodes. Raises SpecError with ``where`` if it is not valid."""
+    """Return the value of some nodes. Raises SpecError with ``where`` if it is not valid."""
     try:
         value = float(text)
     except ValueError:
@@ -117,7 +117,7 @@ def parse_value(where: str, text: str) -> float:
 
 
 def span(value: Mapping[str, float]) -> str:
-    """Returns the sizes with a value above 0 in the form of ``--nodes``; all if none has one."""
+    """Return the sizes with a value above 0 in the form of ``--nodes``; all if none has one."""
     sizes = [int(nodes) for nodes in value]
     useful = [int(nodes) for nodes, worth in value.items() if worth > 0]
     return f"{min(useful or sizes)}:{max(sizes)}"
@@ -185,7 +185,7 @@ CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 1
 
 
 def read_curve(path: Path) -> dict[str, float]:
-    """Returns the scaling curve in a file (CSV or JSON): nodes as text → samples/s, sorted by
+    """Return the scaling curve in a file (CSV or JSON): nodes as text → samples/s, sorted by
     nodes. Raises SpecError."""
     try:
         text = path.read_text("utf-8-sig")

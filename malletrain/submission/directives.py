@@ -31,7 +31,7 @@ class Directive:
 
 
 def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
-    """Returns the directives of a script, and the numbers of lines that look like directives but
+    """Return the directives of a script, and the numbers of lines that look like directives but
     come too late.
 
     Args:

@@ -84,7 +84,7 @@ def build_farm(
     tasks: TaskOptions,
     options: JobOptions = NO_OPTIONS,
 ) -> tuple[JobSpec, list[str]]:
-    """Returns the checked farm, and notes for the person who submits it.
+    """Return the checked farm, and notes for the person who submits it.
 
     Args:
         command: words of the command, templates.
@@ -182,7 +182,7 @@ def build_farm(
 def program_of(
     word: str, environment: SoftwareEnvironment | None, setup: bool
 ) -> tuple[str, list[str]]:
-    """Returns the program that the nodes run for the first word of the command, as a template, and
+    """Return the program that the nodes run for the first word of the command, as a template, and
     notes. Without an environment of its own a farm runs the program that this shell would run.
 
     Raises:
@@ -216,7 +216,7 @@ def program_of(
 
 
 def script_words(command: Sequence[str]) -> tuple[list[str], str]:
-    """Returns the command with the interpreter of a script that is not executable, and the text of
+    """Return the command with the interpreter of a script that is not executable, and the text of
     the script; the command itself and no text if it is not a script.
     """
     path = os.path.abspath(os.path.expanduser(command[0]))
@@ -236,7 +236,7 @@ def script_words(command: Sequence[str]) -> tuple[list[str], str]:
 
 
 def command_line(spec: FarmSpec, values: Sequence[str], number: int) -> str:
-    """Returns the command of one task as a line for a shell."""
+    """Return the command of one task as a line for a shell."""
     more = {}
     if spec.output:
         [more[OUTPUT]] = expand([spec.output], spec.columns, values, number)
@@ -244,7 +244,7 @@ def command_line(spec: FarmSpec, values: Sequence[str], number: int) -> str:
 
 
 def _named_by(command: Sequence[str]) -> str:
-    """Returns the file from which a farm has its name: the program, or the script that it reads."""
+    """Return the file from which a farm has its name: the program, or the script that it reads."""
     interpreters = ("python", "bash", "sh", "perl", "Rscript", "julia", "env")
     if not os.path.basename(command[0]).startswith(interpreters):
         return command[0]
@@ -259,12 +259,12 @@ def _default_log(name: str) -> str:
 
 
 def _with_name(patterns: list[str], named: dict[str, str]) -> list[str]:
-    """Returns patterns in which ``{name}`` is replaced by the farm's name."""
+    """Return patterns in which ``{name}`` is replaced by the farm's name."""
     return [text.replace("{name}", named["name"]) if named else text for text in patterns]
 
 
 def _differs(pattern: str, columns: Sequence[str], more: Sequence[str] = ()) -> bool:
-    """Returns whether a template has a name that may differ from task to task."""
+    """Return whether a template has a name that may differ from task to task."""
     extra = dict.fromkeys(more, "")
     one, other = (
         expand([pattern], columns, [text] * len(columns), number, extra)

@@ -33,7 +33,7 @@ _FORMS = tuple(
 
 
 def parse_day_time(text: str, now: float) -> float | None:
-    """Returns the next time that the text names.
+    """Return the next time that the text names.
 
     Args:
         text: as the user wrote it.
@@ -68,7 +68,7 @@ def parse_day_time(text: str, now: float) -> float | None:
 
 
 def _start_of_day(text: str, day: str, now: float) -> float:
-    """Returns the beginning of a day that is named without a time. Raises SpecError if it
+    """Return the beginning of a day that is named without a time. Raises SpecError if it
     is past."""
     today = datetime.fromtimestamp(now).date()
     date_ = _dates(day, today)[0]
@@ -83,7 +83,7 @@ def _start_of_day(text: str, day: str, now: float) -> float:
 
 
 def _clock(text: str, groups: dict[str, str]) -> dt.time | None:
-    """Returns the time of day; None for a number that is not a time by itself. Raises SpecError if
+    """Return the time of day; None for a number that is not a time by itself. Raises SpecError if
     there is no such time.
     """
     hour, half = int(groups["hour"]), groups["half"]
@@ -103,7 +103,7 @@ def _clock(text: str, groups: dict[str, str]) -> dt.time | None:
 
 
 def _dates(day: str, today: date) -> list[date]:
-    """Returns the dates that a day may mean, the next one first."""
+    """Return the dates that a day may mean, the next one first."""
     if not day:
         return [today, today + timedelta(days=1)]
     if day in RELATIVE:
@@ -114,7 +114,7 @@ def _dates(day: str, today: date) -> list[date]:
 
 
 def _timestamp(day: date, clock: dt.time, now: float, text: str) -> float | None:
-    """Returns the seconds since the epoch of a time on a day; None if it is past. If a time occurs
+    """Return the seconds since the epoch of a time on a day; None if it is past. If a time occurs
     twice because clocks are set back, it means the next of the two. Raises SpecError if it is
     skipped because clocks are set forward.
     """
@@ -143,7 +143,7 @@ _BUDGET = re.compile(r"\s*(\+?)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(?:nh|node-
 
 
 def parse_deadline(text: str, now: float | None = None) -> float:
-    """Returns the deadline of ``--deadline``.
+    """Return the deadline of ``--deadline``.
 
     Args:
         text: as the user wrote it.
@@ -179,7 +179,7 @@ def parse_deadline(text: str, now: float | None = None) -> float:
 
 
 def parse_budget(text: str) -> tuple[float, bool]:
-    """Returns (node-hours, whether they are added to the current budget) of ``--budget``. Raises
+    """Return (node-hours, whether they are added to the current budget) of ``--budget``. Raises
     SpecError.
     """
     match = _BUDGET.fullmatch(text)
@@ -190,7 +190,7 @@ def parse_budget(text: str) -> tuple[float, bool]:
 
 
 def parse_work(text: str) -> float:
-    """Returns the number of samples of ``--work``. Raises SpecError."""
+    """Return the number of samples of ``--work``. Raises SpecError."""
     try:
         samples = float(text.replace(",", "").replace("_", ""))
     except ValueError:
@@ -203,7 +203,7 @@ def parse_work(text: str) -> float:
 def changes_of(
     deadline: str | None, budget: str | None, work: str | None
 ) -> dict[str, float | None]:
-    """Returns the changes that ``malletrain extend`` sends for these texts; ``none`` removes a
+    """Return the changes that ``malletrain extend`` sends for these texts; ``none`` removes a
     goal. Raises SpecError."""
     changes: dict[str, float | None] = {}
     if deadline is not None:

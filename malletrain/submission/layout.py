@@ -44,7 +44,7 @@ def layout_choice(
     has_curve: bool,
     variables: Mapping[str, str],
 ) -> LayoutChoice:
-    """Returns the checked layout of a job.
+    """Return the checked layout of a job.
 
     Args:
         processes: ``--nproc-per-node``.
@@ -78,7 +78,7 @@ def layout_choice(
 
 
 def _number(name: str, choice: Choice, least: int) -> int | None:
-    """Returns a number, 0 for the default, or None for ``auto``."""
+    """Return a number, 0 for the default, or None for ``auto``."""
     if choice is None:
         return 0
     if isinstance(choice, str):
@@ -97,7 +97,7 @@ def _number(name: str, choice: Choice, least: int) -> int | None:
 
 
 def _check_tuned(mode: str, launcher: str, has_curve: bool) -> None:
-    """Raises SpecError if nothing can be found by measuring."""
+    """Raise SpecError if nothing can be found by measuring."""
     names = ("nproc_per_node", "threads", "loader_workers")
     if mode == "service":
         raise SpecError(

@@ -40,7 +40,7 @@ _FOLDER_ARGUMENTS = {
 
 
 def output_folders(script: str, args: Sequence[str], workdir: str) -> set[str]:
-    """Returns the absolute paths of the output folders that a job names.
+    """Return the absolute paths of the output folders that a job names.
 
     Args:
         script: its script.

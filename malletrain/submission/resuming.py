@@ -25,7 +25,7 @@ _OPTION = re.compile(r"--?[\w-]*(?:snapshot|checkpoint|ckpt)(?:[_-]?(?:path|file
 
 
 def snapshot_paths(script: str, args: Sequence[str], workdir: str) -> set[str]:
-    """Returns the absolute paths of the snapshots that a job names.
+    """Return the absolute paths of the snapshots that a job names.
 
     Args:
         script: its script.
@@ -68,7 +68,7 @@ def _in_script(script: str) -> Iterator[str]:
 
 
 def file_of(source: str) -> str | None:
-    """Returns the absolute path of the snapshot that ``--resume-from`` names; None if it names a
+    """Return the absolute path of the snapshot that ``--resume-from`` names; None if it names a
     job.
 
     Raises:
@@ -83,12 +83,12 @@ def file_of(source: str) -> str | None:
 
 
 def resuming(spec: JobSpec, source: str) -> JobSpec:
-    """Returns the job that starts from ``source``: the path of a snapshot, or the id of a job."""
+    """Return the job that starts from ``source``: the path of a snapshot, or the id of a job."""
     return msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: source})
 
 
 def with_snapshots_bound(spec: JobSpec) -> JobSpec:
-    """Returns the job with its existing snapshot folders added to the bind mounts of its container.
+    """Return the job with its existing snapshot folders added to the bind mounts of its container.
     The container may be the site's default, which only the daemon knows.
     """
     software = spec.software or SoftwareEnvironment()

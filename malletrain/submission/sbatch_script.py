@@ -76,7 +76,7 @@ class BatchOptions:
 
 
 def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
-    """Returns the options of a batch script.
+    """Return the options of a batch script.
 
     Args:
         text: the script.
@@ -137,7 +137,7 @@ _GPUS = {
 
 
 def time_of(text: str) -> float:
-    """Returns the seconds of ``--time``: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s; 0 for no
+    """Return the seconds of ``--time``: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s; 0 for no
     limit.
 
     Raises:
@@ -160,7 +160,7 @@ def time_of(text: str) -> float:
 
 
 def memory_of(text: str) -> int:
-    """Returns the bytes of ``--mem``; without a unit it is in MiB.
+    """Return the bytes of ``--mem``; without a unit it is in MiB.
 
     Raises:
         ValueError: it is no size.
@@ -190,7 +190,7 @@ LEFT_OUT_OF_LOGS = frozenset("Nb")
 
 
 def log_of(text: str, user: str) -> tuple[str, list[str]]:
-    """Returns the pattern of a farm's logs for that of ``--output``, and the symbols in it that are
+    """Return the pattern of a farm's logs for that of ``--output``, and the symbols in it that are
     left out.
 
     Args:
@@ -221,7 +221,7 @@ def log_of(text: str, user: str) -> tuple[str, list[str]]:
 
 
 def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
-    """Yields line, long name and value of each option."""
+    """Yield line, long name and value of each option."""
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if stripped and not stripped.startswith("#"):

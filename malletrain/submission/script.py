@@ -20,7 +20,7 @@ LARGEST_BYTES = 16 * 1024 * 1024
 
 
 def script_of(text: str, own_python: bool = True) -> Path:
-    """Returns the absolute path of the script. Symlinks are not resolved, so that a link can be
+    """Return the absolute path of the script. Symlinks are not resolved, so that a link can be
     moved to a new version between starts.
 
     If the submitting Python also runs the script (``own_python``), the script is compiled here.
@@ -54,7 +54,7 @@ def script_of(text: str, own_python: bool = True) -> Path:
 
 
 def module_of(name: str, workdir: str | None, own_python: bool = True) -> Path:
-    """Returns the file that ``python -m NAME`` runs in ``workdir`` (None: the current directory).
+    """Return the file that ``python -m NAME`` runs in ``workdir`` (None: the current directory).
     Imports nothing.
 
     Args:

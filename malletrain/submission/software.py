@@ -35,7 +35,7 @@ class SoftwareOptions:
 
 
 def software_of(options: SoftwareOptions) -> SoftwareEnvironment | None:
-    """Returns the environment that these options request; None if they request none.
+    """Return the environment that these options request; None if they request none.
 
     Raises:
         SpecError: the options exclude each other, or have invalid values.
@@ -74,13 +74,13 @@ def _checked_text(text: str, option: str, example: str) -> str:
 
 
 def _conda(text: str) -> str:
-    """Returns the name, or the absolute path, of a conda environment."""
+    """Return the name, or the absolute path, of a conda environment."""
     name = _checked_text(text, "--conda", "myenv, or the path of an environment")
     return _absolute(name) if os.sep in name else name
 
 
 def _venv(text: str, contained: bool) -> str:
-    """Returns the absolute directory. With a container it may exist only there: not checked."""
+    """Return the absolute directory. With a container it may exist only there: not checked."""
     path = _absolute(_checked_text(text, "--venv", "~/venvs/train"))
     if not contained and not os.access(os.path.join(path, "bin", "python"), os.X_OK):
         raise SpecError(
@@ -91,7 +91,7 @@ def _venv(text: str, contained: bool) -> str:
 
 
 def _image(text: str) -> str:
-    """Returns the absolute path of a file or directory, or the name of an image in a registry or a
+    """Return the absolute path of a file or directory, or the name of an image in a registry or a
     store."""
     name = _checked_text(text, "--container", "~/images/pytorch.sif or docker://pytorch/pytorch")
     path = _absolute(name)
@@ -103,7 +103,7 @@ def _image(text: str) -> str:
 
 
 def _bind(text: str) -> str:
-    """Returns ``SRC[:DST]`` with SRC made absolute."""
+    """Return ``SRC[:DST]`` with SRC made absolute."""
     source, colon, target = text.partition(":")
     if not source or (colon and not os.path.isabs(target)) or ":" in target:
         raise SpecError(

@@ -48,7 +48,7 @@ _ON = re.compile(rf"({_EVENT}(?:,{_EVENT})*)=(.*)", re.DOTALL)
 
 
 def time_limit_of(text: str | None) -> float:
-    """Returns the seconds of ``--time-limit``; 0 if there is no limit.
+    """Return the seconds of ``--time-limit``; 0 if there is no limit.
 
     Raises:
         SpecError: the text is not a valid duration.
@@ -65,7 +65,7 @@ def time_limit_of(text: str | None) -> float:
 
 
 def notification(text: str) -> Notification:
-    """Returns the notification of one ``--notify``.
+    """Return the notification of one ``--notify``.
 
     Raises:
         SpecError: the text names neither an address nor a command.
@@ -85,7 +85,7 @@ MAX_START_COST_S = 86400.0
 
 
 def start_cost_of(text: str | None, *, service: bool) -> tuple[float | None, bool]:
-    """Returns the seconds of ``--start-cost``, None if they are not known, and whether they hold
+    """Return the seconds of ``--start-cost``, None if they are not known, and whether they hold
     only until they are measured: ``180s``, ``auto``, ``auto:180s``.
 
     Raises:
@@ -120,7 +120,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """Returns (min, max) of ``--nodes``: ``"4"`` is (4, 4), ``"1:16"`` is (1, 16)."""
+    """Return (min, max) of ``--nodes``: ``"4"`` is (4, 4), ``"1:16"`` is (1, 16)."""
     match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*:\s*([0-9]{1,9}))?\s*", text)
     if match is None:
         raise SpecError(f'"{text}" is not a number of nodes; accepted is {NODES_HELP}.')
@@ -138,7 +138,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
-    """Returns the sizes of ``--profile-sizes``, such as ``"8,4,2,1"`` in any order, largest first.
+    """Return the sizes of ``--profile-sizes``, such as ``"8,4,2,1"`` in any order, largest first.
     Each must be within the limits of ``--nodes``."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text):
         raise SpecError(f'"{text}" is not a list of sizes; accepted is {SIZES_HELP}.')
@@ -151,7 +151,7 @@ def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:
-    """Returns the environment of all ``--env K=V`` options. ``K`` alone takes its current value."""
+    """Return the environment of all ``--env K=V`` options. ``K`` alone takes its current value."""
     variables: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -176,7 +176,7 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _service_value(options: ScriptOptions) -> dict[str, float] | None:
-    """Returns the value of nodes to a service; None for other jobs, empty for ``auto``."""
+    """Return the value of nodes to a service; None for other jobs, empty for ``auto``."""
     o = options
     if not o.service:
         if o.value is not None:
@@ -199,7 +199,7 @@ def _service_value(options: ScriptOptions) -> dict[str, float] | None:
 
 
 def default_name(path: Path) -> str:
-    """Returns the default name of a job: its script's name, without the suffix unless that would
+    """Return the default name of a job: its script's name, without the suffix unless that would
     look like a job id.
     """
     stem = path.name if JOB_ID.fullmatch(path.stem) else path.stem
@@ -208,7 +208,7 @@ def default_name(path: Path) -> str:
 
 
 def checked_name(name: str, stem: str = "run") -> str:
-    """Returns the name of ``--name``. Raises SpecError if a job cannot have it.
+    """Return the name of ``--name``. Raises SpecError if a job cannot have it.
 
     Args:
         name: the name.
@@ -230,7 +230,7 @@ def checked_name(name: str, stem: str = "run") -> str:
 
 
 def checked_weight(weight: float) -> float:
-    """Returns the weight of ``--weight``. Raises SpecError if it is not above 0."""
+    """Return the weight of ``--weight``. Raises SpecError if it is not above 0."""
     if not (math.isfinite(weight) and weight > 0):
         raise SpecError(
             f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that "
@@ -241,7 +241,7 @@ def checked_weight(weight: float) -> float:
 
 
 def working_directory(text: str | None) -> Path:
-    """Returns the absolute path of ``--workdir``; None: the current directory. Raises SpecError if
+    """Return the absolute path of ``--workdir``; None: the current directory. Raises SpecError if
     it does not exist.
     """
     directory = Path(os.path.abspath(os.path.expanduser(text or os.getcwd())))
@@ -255,7 +255,7 @@ def working_directory(text: str | None) -> Path:
 
 
 def _python_of(environment: SoftwareEnvironment | None) -> str:
-    """Returns the Python that runs the script: the environment's if there is one, else that of this
+    """Return the Python that runs the script: the environment's if there is one, else that of this
     process.
     """
     if environment is None or not (environment.venv or environment.conda or environment.container):
@@ -264,7 +264,7 @@ def _python_of(environment: SoftwareEnvironment | None) -> str:
 
 
 def parse_model_size(text: str) -> tuple[float, float | None]:
-    """Returns the number of parameters, and the FLOPs per sample if given, of ``--model-size``."""
+    """Return the number of parameters, and the FLOPs per sample if given, of ``--model-size``."""
     try:
         numbers = [float(word) for word in text.split(",")]
     except ValueError:
@@ -279,7 +279,7 @@ def parse_model_size(text: str) -> tuple[float, float | None]:
 
 
 def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS) -> JobSpec:
-    """Returns the checked job. By default it has the script's name without suffix, the current
+    """Return the checked job. By default it has the script's name without suffix, the current
     directory and the site's objective.
 
     A service has one process on each node. Its ``value`` file states the value of nodes, and by
@@ -399,7 +399,7 @@ def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS)
 
 
 def _limits(o: ScriptOptions, worth: Mapping[str, float] | None) -> tuple[int, int]:
-    """Returns the smallest and largest number of nodes.
+    """Return the smallest and largest number of nodes.
 
     Args:
         o: the options.
@@ -423,7 +423,7 @@ def _limits(o: ScriptOptions, worth: Mapping[str, float] | None) -> tuple[int, i
 
 
 def with_data_memory(variables: Mapping[str, str], memory: str | None) -> dict[str, str]:
-    """Returns the environment variables of a job, with the memory for its data cache
+    """Return the environment variables of a job, with the memory for its data cache
     (``--data-memory``).
 
     Args:

@@ -87,7 +87,7 @@ class TaskList:
             raise SpecError(f"{source.name} has no tasks.", "tasks")
 
     def groups(self) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
-        """Yields the tasks in groups that fit into a request: the number of the first task, and the
+        """Yield the tasks in groups that fit into a request: the number of the first task, and the
         values of each.
         """
         first = 0
@@ -98,7 +98,7 @@ class TaskList:
             first += len(rows)
 
     def head(self, count: int) -> list[tuple[str, ...]]:
-        """Returns the values of the first ``count`` tasks."""
+        """Return the values of the first ``count`` tasks."""
         rows: list[tuple[str, ...]] = []
         for _, group in self.groups():
             rows += group
@@ -116,7 +116,7 @@ class TaskList:
 
 
 def _checked_size(source: TaskInput, line: int, values: Sequence[str]) -> int:
-    """Returns the packed size of a row, in bytes. Raises SpecError if it cannot be a task."""
+    """Return the packed size of a row, in bytes. Raises SpecError if it cannot be a task."""
     size = 5
     for column, value in zip(source.columns, values, strict=True):
         if "\0" in value or len(value) > MAX_VALUE_LENGTH:
@@ -136,7 +136,7 @@ def _checked_size(source: TaskInput, line: int, values: Sequence[str]) -> int:
 
 
 def open_tasks(file: IO[bytes], name: str) -> TaskInput:
-    """Returns the tasks of a file: CSV or TSV with a header, or JSON lines. The suffix of the name
+    """Return the tasks of a file: CSV or TSV with a header, or JSON lines. The suffix of the name
     decides which, else the first line.
 
     Raises:
@@ -158,7 +158,7 @@ def open_tasks(file: IO[bytes], name: str) -> TaskInput:
 
 
 def open_lines(file: IO[bytes], name: str) -> TaskInput:
-    """Returns the lines of a file as tasks, one column. Empty lines are left out."""
+    """Return the lines of a file as tasks, one column. Empty lines are left out."""
 
     def rows() -> Iterator[Row]:
         for number, line in enumerate(_decoded(file, name), 1):
@@ -169,7 +169,7 @@ def open_lines(file: IO[bytes], name: str) -> TaskInput:
 
 
 def files_of(patterns: Sequence[str], absolute: bool = False) -> TaskInput:
-    """Returns the files of patterns and names as tasks, in natural order: ``run2`` is before
+    """Return the files of patterns and names as tasks, in natural order: ``run2`` is before
     ``run10``. Duplicates are left out.
 
     Args:
@@ -193,7 +193,7 @@ def files_of(patterns: Sequence[str], absolute: bool = False) -> TaskInput:
 
 
 def array_of(text: str) -> tuple[TaskInput, int | None]:
-    """Returns the indices of ``--array`` as tasks, and the number after ``%``, which is how many
+    """Return the indices of ``--array`` as tasks, and the number after ``%``, which is how many
     run at a time; None without one.
 
     Raises:
@@ -208,13 +208,13 @@ def array_of(text: str) -> tuple[TaskInput, int | None]:
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
-    """Returns a sort key that compares digits by their number, and other characters as text."""
+    """Return a sort key that compares digits by their number, and other characters as text."""
     parts = re.split(r"([0-9]+)", text)
     return [(1, int(part), part) if part.isdecimal() else (0, 0, part) for part in parts]
 
 
 def _decoded(file: IO[bytes], name: str) -> Iterator[str]:
-    """Yields the lines of a file, decoded from UTF-8, without a byte order mark."""
+    """Yield the lines of a file, decoded from UTF-8, without a byte order mark."""
     for number, line in enumerate(file, 1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -291,7 +291,7 @@ def _json_lines(lines: Iterable[str], head: Sequence[str], name: str) -> TaskInp
 
 
 def _text_of(raw: bytes) -> str:
-    """Returns a JSON value as text: numbers as they are written, null as nothing."""
+    """Return a JSON value as text: numbers as they are written, null as nothing."""
     text = raw.decode().strip()
     if text.startswith('"'):
         return msgspec.json.decode(text, type=str)
@@ -299,7 +299,7 @@ def _text_of(raw: bytes) -> str:
 
 
 def _checked_columns(columns: list[str], name: str) -> tuple[str, ...]:
-    """Returns the names of columns. Raises SpecError if they cannot be used."""
+    """Return the names of columns. Raises SpecError if they cannot be used."""
     for number, column in enumerate(columns, 1):
         if not column:
             raise SpecError(

@@ -57,13 +57,13 @@ class DaemonJobs:
             self._connection.close()
 
     def daemon(self) -> str:
-        """Returns the daemon's name, which is requested once per connection."""
+        """Return the daemon's name, which is requested once per connection."""
         if self._connection is None or not self._daemon:
             self._daemon = daemon_of(self._do(operations.status()).boot)
         return self._daemon
 
     def submit(self, spec: JobSpec) -> str:
-        """Submit a job, or find the one submitted with the same key. Returns its id."""
+        """Submit a job, or find the one submitted with the same key. Return its id."""
         try:
             view: JobView = self._do(operations.submit(spec))
         except ClientError as error:
@@ -71,7 +71,7 @@ class DaemonJobs:
         return view.id
 
     def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
-        """Returns the state of these jobs."""
+        """Return the state of these jobs."""
         if not ids:
             return {}
         views = {view.id: view for view in self._do(operations.jobs(ended=0))}
@@ -90,7 +90,7 @@ class DaemonJobs:
             return TrialJob(job, LOST)
 
     def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
-        """Returns values with a step after ``since``. If no value has a step, they are numbered. A
+        """Return values with a step after ``since``. If no value has a step, they are numbered. A
         value without a step among others is a final result and not a point of the curve. The daemon
         is not asked again if there is no news since.
         """
@@ -112,16 +112,16 @@ class DaemonJobs:
         return [(step, value) for step, value in pairs if step is not None and step > since]
 
     def last(self, job: str, metric: str) -> float | None:
-        """Returns the newest value."""
+        """Return the newest value."""
         series = self._series(job, metric)
         return series.values[-1] if series is not None and series.values else None
 
     def names(self, job: str) -> list[str]:
-        """Returns the names of the metrics that it has reported."""
+        """Return the names of the metrics that it has reported."""
         return [series.name for series in self._do(operations.metrics(job))]
 
     def node_seconds(self, job: str) -> float:
-        """Returns the node-seconds that it had, including starts and rescales."""
+        """Return the node-seconds that it had, including starts and rescales."""
         events: list[EventView] = []
         try:
             while page := self._do(operations.events(since=_last(events), limit=1000, job=job)):
@@ -173,7 +173,7 @@ class DaemonJobs:
 
 
 def used_s(events: Sequence[EventView], now: float) -> float:
-    """Returns the node-seconds that a job has had, from its events; until ``now``, if it has not
+    """Return the node-seconds that a job has had, from its events; until ``now``, if it has not
     ended.
     """
     used, nodes, since = 0.0, 0, 0.0

@@ -69,7 +69,7 @@ class Law:
     a3: float
 
     def at(self, k: float) -> float:
-        """Returns the metric ``k`` steps after the beginning of the stage."""
+        """Return the metric ``k`` steps after the beginning of the stage."""
         return 1.0 / (self.a0 * k * k + self.a1 * k + self.a2) + self.a3
 
 
@@ -101,7 +101,7 @@ class EarlyCurve:
         self._low, self._high = low, high
 
     def predict(self, steps: Sequence[int], values: Sequence[float], at: int) -> Prediction | None:
-        """Returns the prediction for step ``at``; None if the newest stage is too short, or a value
+        """Return the prediction for step ``at``; None if the newest stage is too short, or a value
         is not finite.
 
         Args:
@@ -130,7 +130,7 @@ class EarlyCurve:
         return Prediction(value, low, high, stages)
 
     def fit(self, steps: Sequence[int], values: Sequence[float]) -> Law:
-        """Returns the law of one stage; ``steps`` count from its beginning. For a metric to be
+        """Return the law of one stage; ``steps`` count from its beginning. For a metric to be
         maximised it is the law of its negative.
         """
         k, y = np.asarray(steps, dtype=float), self._sign * np.asarray(values, dtype=float)
@@ -143,7 +143,7 @@ class EarlyCurve:
     # --- stages ---
 
     def _stages(self, k: Array, y: Array) -> list[int]:
-        """Returns the indices at which stages begin."""
+        """Return the indices at which stages begin."""
         if self._fixed_stages is not None:
             inner = (int(np.searchsorted(k, step)) for step in self._fixed_stages)
             return sorted({0, *(i for i in inner if 0 < i < len(k))})
@@ -162,7 +162,7 @@ class EarlyCurve:
     # --- fits ---
 
     def _fitted(self, k: Array, y: Array) -> tuple[float, float, Any]:
-        """Returns the scales of steps and values, and scipy's solution in these scales, with values
+        """Return the scales of steps and values, and scipy's solution in these scales, with values
         relative to the smallest.
         """
         scale_k = float(k[-1]) or 1.0
@@ -197,7 +197,7 @@ class EarlyCurve:
         return scale_k, scale_y, best
 
     def _extrapolated(self, k: Array, y: Array, at: float) -> tuple[float, float]:
-        """Returns the value at ``at`` and half the width of its interval, by the delta method."""
+        """Return the value at ``at`` and half the width of its interval, by the delta method."""
         scale_k, scale_y, solution = self._fitted(k, y)
         x = at / scale_k
         a0, a1, a2, a3 = solution.x

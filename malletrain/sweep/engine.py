@@ -105,7 +105,7 @@ class Engine:
         self._failed_before = {t.number for t in ledger.trials(TrialState.FAIL)}
 
     def turn(self, now: float) -> bool:
-        """Carry out all actions that are due. Returns whether the sweep is over.
+        """Carry out all actions that are due. Return whether the sweep is over.
 
         Raises:
             JobsAway: the daemon does not answer; nothing is lost, try again.
@@ -143,12 +143,12 @@ class Engine:
         return True
 
     def jobs_under_way(self) -> list[str]:
-        """Returns the jobs of the trials that have not ended."""
+        """Return the jobs of the trials that have not ended."""
         running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
         return [t.user_attrs[book.JOB] for t in running if not self._is_elsewhere(t)]
 
     def _is_elsewhere(self, trial: FrozenTrial) -> bool:
-        """Returns whether the trial's job belongs to another daemon, so that the job with this id
+        """Return whether the trial's job belongs to another daemon, so that the job with this id
         here is a different one."""
         daemon = trial.user_attrs.get(book.DAEMON)
         return daemon is not None and daemon != self.jobs.daemon()
@@ -259,18 +259,18 @@ class Engine:
         self._point("told")
 
     def _diverged(self, job: TrialJob, metric: str) -> bool:
-        """Returns whether the last value that the job reported of the metric is NaN or infinite."""
+        """Return whether the last value that the job reported of the metric is NaN or infinite."""
         value = self.jobs.last(job.id, metric)
         return value is not None and not math.isfinite(value)
 
     def _missing_metric_reason(self, job: TrialJob, metric: str) -> str:
-        """Returns the reason of the failure if a job has ended without a value of the metric."""
+        """Return the reason of the failure if a job has ended without a value of the metric."""
         names = self.jobs.names(job.id)
         it = f"it reported {', '.join(names)}" if names else "it never called malletrain.metric"
         return f"its job {job.id} reported no {metric}; {it}"
 
     def _values(self, job: TrialJob) -> list[float | None]:
-        """Returns the result of a trial in each metric; None if it reported no finite value."""
+        """Return the result of a trial in each metric; None if it reported no finite value."""
         values: list[float | None] = []
         for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
             value = self.jobs.last(job.id, metric)
@@ -336,7 +336,7 @@ class Engine:
         return self._s.sweep.at_once > 1 or self._s.sampler.kind in ("random", "grid")
 
     def _active_trials(self) -> int:
-        """Returns the number of running trials, without those that are about to end."""
+        """Return the number of running trials, without those that are about to end."""
         running = self.ledger.running()
         if not self._starts_ahead:
             return len(running)
@@ -344,7 +344,7 @@ class Engine:
         return sum(t.last_step != last and book.ENDING not in t.user_attrs for t in running)
 
     def _last_step(self) -> int:
-        """Returns the last step of a trial: the step at which all completed trials ended, else as
+        """Return the last step of a trial: the step at which all completed trials ended, else as
         the sweep says; -1 if not known.
         """
         ends = {t.last_step for t in self.ledger.trials(TrialState.COMPLETE)}
@@ -352,7 +352,7 @@ class Engine:
         return last or self._s.pruner.max_steps or -1
 
     def _stop_reason(self, now: float) -> str:
-        """Returns why no more trials start; empty if more may start."""
+        """Return why no more trials start; empty if more may start."""
         s, ledger = self._s.sweep, self.ledger
         trials = ledger.trials()
         if len(trials) >= ledger.target_trials:
@@ -376,7 +376,7 @@ class Engine:
         return used
 
     def _weights(self, running: list[FrozenTrial]) -> dict[int, float]:
-        """Returns the weights of the jobs of these trials: trial → weight."""
+        """Return the weights of the jobs of these trials: trial → weight."""
         p = self._s.pruner
         rungs = {t.number: rung(t.last_step, p.min_steps, p.reduction) for t in running}
         if p.kind == "none":
@@ -384,7 +384,7 @@ class Engine:
         return weights(rungs, self.ledger.highest)
 
     def _first_weight(self, trial: FrozenTrial) -> float:
-        """Returns the initial weight of its job, the same if it is submitted again."""
+        """Return the initial weight of its job, the same if it is submitted again."""
         if book.WEIGHT not in trial.user_attrs:
             weight = self._weights([*self.ledger.running(), trial])[trial.number]
             if weight == self._s.job.weight:

@@ -45,7 +45,7 @@ class Jobs(Protocol):
     """Interface to the jobs. Every call raises JobsAway if the daemon does not answer."""
 
     def daemon(self) -> str:
-        """Returns the name of the daemon that has the jobs: ids are valid for this daemon only."""
+        """Return the name of the daemon that has the jobs: ids are valid for this daemon only."""
 
     def submit(self, spec: JobSpec) -> str:
         """Submit a job and return its id. If its key was submitted before, returns that job's id.
@@ -53,20 +53,20 @@ class Jobs(Protocol):
         """
 
     def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
-        """Returns the state of each of these jobs."""
+        """Return the state of each of these jobs."""
 
     def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
-        """Returns the reported values of a metric as (step, value), at least those after
+        """Return the reported values of a metric as (step, value), at least those after
         ``since``."""
 
     def last(self, job: str, metric: str) -> float | None:
-        """Returns the newest value that the job reported of a metric."""
+        """Return the newest value that the job reported of a metric."""
 
     def names(self, job: str) -> list[str]:
-        """Returns the names of the metrics that the job has reported."""
+        """Return the names of the metrics that the job has reported."""
 
     def node_seconds(self, job: str) -> float:
-        """Returns the node-seconds that the job had."""
+        """Return the node-seconds that the job had."""
 
     def weigh(self, job: str, weight: float) -> None:
         """Set the weight of a job; no effect if it has ended."""

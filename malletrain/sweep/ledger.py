@@ -63,7 +63,7 @@ class Summary:
 
 
 def storage_url(url: str, state_dir: Path) -> str:
-    """Returns the database's URL: ``url``, or SQLite in the state directory, which is created."""
+    """Return the database's URL: ``url``, or SQLite in the state directory, which is created."""
     if url:
         return url
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def storage_url(url: str, state_dir: Path) -> str:
 
 @contextlib.contextmanager
 def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
-    """Yields Optuna's database and closes its connections at the end, which Optuna does not do
+    """Yield Optuna's database and close its connections at the end, which Optuna does not do
     reliably. Studies opened in it can still be used; that opens new connections.
 
     Raises:
@@ -92,7 +92,7 @@ def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
 
 
 def refusal(error: optuna.exceptions.StorageInternalError) -> str:
-    """Returns the sentence that reports an error of the database, in its own words. Optuna's words
+    """Return the sentence that reports an error of the database, in its own words. Optuna's words
     blame the values ("invalid data in the commit") also if the server is gone or the disk is
     full."""
     cause = error.__cause__
@@ -157,7 +157,7 @@ def _opened(
 
 
 def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:
-    """Returns all sweeps in this database, sorted by name; studies of other programs are
+    """Return all sweeps in this database, sorted by name; studies of other programs are
     omitted."""
     sweeps = []
     for summary in optuna.get_all_study_summaries(storage):
@@ -227,7 +227,7 @@ class Ledger:
     # --- reading ---
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
-        """Returns the trials in these states, or all, in order."""
+        """Return the trials in these states, or all, in order."""
         seen = self._cached_trials
         if seen is None:
             seen = self.study.get_trials(deepcopy=False)
@@ -241,11 +241,11 @@ class Ledger:
         self._is_only_writer, self._cached_trials = True, None
 
     def running(self) -> list[FrozenTrial]:
-        """Returns the trials that have not ended."""
+        """Return the trials that have not ended."""
         return self.trials(TrialState.RUNNING)
 
     def best(self, count: int = 1) -> list[FrozenTrial]:
-        """Returns the best completed trials, the best first; with several objectives the Pareto
+        """Return the best completed trials, the best first; with several objectives the Pareto
         front.
         """
         if len(self.study.directions) > 1:
@@ -276,7 +276,7 @@ class Ledger:
         return str(self.study.user_attrs.get(END, ""))
 
     def summary(self) -> Summary:
-        """Returns a summary of the sweep."""
+        """Return a summary of the sweep."""
         counts: dict[str, int] = {}
         for trial in self.trials():
             word = trial.state.name.lower()
@@ -286,7 +286,7 @@ class Ledger:
         return Summary(self.name, counts, self.target_trials, value, self.end)
 
     def key(self, number: int) -> str:
-        """Returns the key with which the job of a trial is submitted, each time."""
+        """Return the key with which the job of a trial is submitted, each time."""
         return f"{self.token}-{number}"
 
     @property
@@ -295,7 +295,7 @@ class Ledger:
         return f"{self.name}/{self.token}"
 
     def job_name(self, number: int) -> str:
-        """Returns the name of a trial's job."""
+        """Return the name of a trial's job."""
         return f"{self.name}-{number}"
 
     # --- writing ---
@@ -326,7 +326,7 @@ class Ledger:
         return self._frozen(trial.number)
 
     def values(self, number: int) -> dict[str, Value]:
-        """Returns the values of a trial; chooses them if that has not been done before an
+        """Return the values of a trial; chooses them if that has not been done before an
         interruption."""
         trial, self._cached_trials = self._trial(number), None
         return {n: suggest(trial, n, p) for n, p in self.sweep.parameters.items()}

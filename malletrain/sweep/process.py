@@ -37,12 +37,12 @@ AWAY_S = 5.0
 
 
 def lock_path(state_dir: Path, name: str) -> Path:
-    """Returns the file that the engine of a sweep locks."""
+    """Return the file that the engine of a sweep locks."""
     return state_dir / "sweeps" / f"{name}.lock"
 
 
 def log_path(state_dir: Path, name: str) -> Path:
-    """Returns the log file of a detached engine."""
+    """Return the log file of a detached engine."""
     return state_dir / "sweeps" / f"{name}.log"
 
 
@@ -68,7 +68,7 @@ def alone(state_dir: Path, name: str) -> Iterator[None]:
 
 
 def _lock(handle: int) -> bool:
-    """Take a lock. Returns False if another process keeps it: one that asks :func:`attended`, such
+    """Take a lock. Return False if another process keeps it: one that asks :func:`attended`, such
     as the page in the browser, holds it for a moment.
     """
     for _ in range(LOCK_TRIES):
@@ -81,7 +81,7 @@ def _lock(handle: int) -> bool:
 
 
 def attended(state_dir: Path, name: str) -> bool:
-    """Returns whether an engine runs for this sweep."""
+    """Return whether an engine runs for this sweep."""
     path = lock_path(state_dir, name)
     try:
         handle = os.open(path, os.O_RDWR)
@@ -102,7 +102,7 @@ def run(
     say: Callable[[str], None],
     point: Callable[[str], None] = lambda name: None,
 ) -> str:
-    """Run the sweep until it is over. Returns why it ended.
+    """Run the sweep until it is over. Return why it ended.
 
     Args:
         ledger: ledger of the sweep.
@@ -177,7 +177,7 @@ class _TrialPrinter:
 
 def detach(name: str, state_dir: Path, options: list[str], url: str) -> int:
     """Start an engine for an existing sweep, as a process that outlives this one and its terminal.
-    Returns its process id.
+    Return its process id.
     """
     path = log_path(state_dir, name)
     make_private_dir(path.parent)
@@ -223,7 +223,7 @@ def run_sweep(
 
 
 def _create_or_resume(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
-    """Returns the sweep in the database; creates it if there is none of that name."""
+    """Return the sweep in the database; create it if there is none of that name."""
     if sweep.sweep.name not in optuna.get_all_study_names(storage):
         return Ledger.create(storage, sweep)
     ledger = Ledger.open(storage, sweep.sweep.name)
@@ -242,7 +242,7 @@ def _create_or_resume(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Led
 
 
 def _differences(ledger: Ledger, sweep: Sweep) -> list[str]:
-    """Returns the keys in which ``sweep`` differs from the stored one, except its storage."""
+    """Return the keys in which ``sweep`` differs from the stored one, except its storage."""
     there, here = (s.model_dump(mode="json") for s in (ledger.sweep, sweep))
     different = [
         f"{section}.{key}"

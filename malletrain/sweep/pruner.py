@@ -59,7 +59,7 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         self._predictions: dict[tuple[str, int], Prediction | None] = {}
 
     def prune(self, study: optuna.study.Study, trial: FrozenTrial) -> bool:
-        """Returns whether to prune the trial at its current step."""
+        """Return whether to prune the trial at its current step."""
         step = trial.last_step
         if step is None or step >= self.max_steps:
             return False
@@ -84,7 +84,7 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
     def _others(
         self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial, sign: float
     ) -> tuple[list[float], list[float]]:
-        """Returns the results of the other trials, signed so that small is good: final values, or
+        """Return the results of the other trials, signed so that small is good: final values, or
         predictions; and the prediction errors (final value minus prediction) of the ended trials.
         """
         outcomes, errors = [], []
@@ -103,7 +103,7 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
     def _prediction_of(
         self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial
     ) -> Prediction | None:
-        """Returns the prediction for the trial at the step at which it is judged; None before that
+        """Return the prediction for the trial at the step at which it is judged; None before that
         step, or if no prediction is possible.
         """
         key = (study.study_name, trial.number)

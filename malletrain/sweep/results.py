@@ -14,7 +14,7 @@ from malletrain.sweep.ledger import Ledger
 
 
 def results(ledger: Ledger) -> list[dict[str, Any]]:
-    """Returns a row for each trial: completed ones first, the best of them first; then the others,
+    """Return a row for each trial: completed ones first, the best of them first; then the others,
     those with most steps first.
     """
     ranks = {t.number: n for n, t in enumerate(ledger.best(len(ledger.trials())))}

@@ -26,7 +26,7 @@ SEED = 0
 
 
 def sampler_of(sweep: Sweep, drawn: int = 0) -> optuna.samplers.BaseSampler:
-    """Returns the sampler. ``drawn``: number of trials and of their values, added to the seed so
+    """Return the sampler. ``drawn``: number of trials and of their values, added to the seed so
     that a new sampler does not draw the same values again. The number of trials alone is the same
     before and after the values of the newest one are drawn.
 
@@ -55,7 +55,7 @@ def sampler_of(sweep: Sweep, drawn: int = 0) -> optuna.samplers.BaseSampler:
 
 
 def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
-    """Returns the result of the owner's ``MODULE:NAME``, called with these values."""
+    """Return the result of the owner's ``MODULE:NAME``, called with these values."""
     where, _, name = named.rpartition(":")
     if (folder := str(workdir or ".")) not in sys.path:
         sys.path.append(folder)
@@ -73,7 +73,7 @@ def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.sa
 
 
 def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
-    """Returns the pruner."""
+    """Return the pruner."""
     p = sweep.pruner
     if p.kind == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(
@@ -100,7 +100,7 @@ def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
 
 
 def suggest(trial: optuna.Trial, name: str, p: Parameter) -> Value:
-    """Returns the trial's value of a parameter; the same at each call."""
+    """Return the trial's value of a parameter; the same at each call."""
     if p.choices:
         chosen = trial.suggest_categorical(name, p.choices)
         assert chosen is not None  # None is not a valid choice

@@ -47,7 +47,7 @@ class Parameter:
         return not self.choices and all(isinstance(n, int) for n in numbers)
 
     def grid(self) -> list[Value]:
-        """Returns all its values. Raises SpaceError if they cannot be listed."""
+        """Return all its values. Raises SpaceError if they cannot be listed."""
         if self.choices:
             return list(self.choices)
         step = self.step if self.step is not None else 1 if self.whole else None
@@ -58,7 +58,7 @@ class Parameter:
 
 
 def parameter(entry: Any) -> Parameter:
-    """Returns the parameter in an entry of a sweep file, or in a distribution of Optuna.
+    """Return the parameter in an entry of a sweep file, or in a distribution of Optuna.
 
     Raises:
         SpaceError: the entry is not valid.
@@ -136,7 +136,7 @@ def _range(entry: Mapping[str, Any]) -> Parameter:
 
 
 def unknown_places(args: Iterable[str], parameters: Iterable[str]) -> list[str]:
-    """Returns the names in braces in ``args`` that are not parameters."""
+    """Return the names in braces in ``args`` that are not parameters."""
     valid_names = {*parameters, TRIAL}
     names = [match[2] for arg in args for match in _PLACE.finditer(arg) if match[2]]
     return [name for name in dict.fromkeys(names) if name not in valid_names]
@@ -145,7 +145,7 @@ def unknown_places(args: Iterable[str], parameters: Iterable[str]) -> list[str]:
 def trial_arguments(
     args: Sequence[str], values: Mapping[str, Value], number: int
 ) -> tuple[str, ...]:
-    """Returns the arguments of a trial's script: ``{NAME}`` in ``args`` is replaced by a
+    """Return the arguments of a trial's script: ``{NAME}`` in ``args`` is replaced by a
     parameter's value, ``{trial}`` by the trial's number, ``{{NAME}}`` by the text ``{NAME}``.
     Parameters that no argument names follow as ``--NAME VALUE``. A value that begins with a dash is
     joined to its option, ``--NAME=VALUE``, because the script would take it for another option.
@@ -175,13 +175,13 @@ def trial_arguments(
 
 
 def _is_place(arg: str) -> bool:
-    """Returns whether the argument begins with a placeholder."""
+    """Return whether the argument begins with a placeholder."""
     match = _PLACE.match(arg)
     return match is not None and match[2] is not None
 
 
 def written(value: Value) -> str:
-    """Returns the value as an argument."""
+    """Return the value as an argument."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)

@@ -313,7 +313,7 @@ class Sweep(Section):
         return {name: parameter(value) for name, value in self.space.items()}
 
     def grid(self) -> dict[str, list[Any]]:
-        """Returns all values of all parameters. Raises SpaceError if they cannot be listed."""
+        """Return all values of all parameters. Raises SpaceError if they cannot be listed."""
         return {name: p.grid() for name, p in self.parameters.items()}
 
     @property
@@ -336,7 +336,7 @@ def _as_written(p: Parameter) -> Any:
 
 
 def load_sweep(path: str | Path, name: str | None = None) -> Sweep:
-    """Returns the sweep in the TOML file ``path``, with its name and working directory set.
+    """Return the sweep in the TOML file ``path``, with its name and working directory set.
 
     Args:
         path: path of the file.
@@ -358,7 +358,7 @@ def load_sweep(path: str | Path, name: str | None = None) -> Sweep:
 def parse_sweep(
     text: str, where: str, directory: Path, default: str, name: str | None = None
 ) -> Sweep:
-    """Returns the sweep in ``text``; see :func:`load_sweep`. ``default``: its name if none is
+    """Return the sweep in ``text``; see :func:`load_sweep`. ``default``: its name if none is
     given."""
     toml = read_toml(text)
     problems = list(toml.problems)

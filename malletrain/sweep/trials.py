@@ -40,13 +40,13 @@ OPTIONS = ("--snapshot", "--checkpoint", "--ckpt")
 
 
 def job_of(ledger: Ledger, number: int, values: dict[str, Value]) -> JobSpec:
-    """Returns the job of a trial. Raises SweepError if it is not valid."""
+    """Return the job of a trial. Raises SweepError if it is not valid."""
     spec = build_job(ledger.sweep, ledger.job_name(number), values, number)
     return msgspec.structs.replace(spec, key=ledger.key(number), sweep=ledger.entry)
 
 
 def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) -> JobSpec:
-    """Returns a job with these values. Raises SweepError if it is not valid."""
+    """Return a job with these values. Raises SweepError if it is not valid."""
     job = sweep.job
     software = SoftwareOptions(
         module=tuple(job.module), conda=job.conda, venv=job.venv, container=job.container
@@ -82,7 +82,7 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
 
 
 def _names_folders(args: Sequence[str]) -> bool:
-    """Returns whether the arguments give each trial a separate folder: ``{trial}`` is part of a
+    """Return whether the arguments give each trial a separate folder: ``{trial}`` is part of a
     path, or the value of an option for a folder (unlike ``--seed {trial}``).
     """
     for before, arg in zip(("", *args), args, strict=False):
@@ -94,7 +94,7 @@ def _names_folders(args: Sequence[str]) -> bool:
 
 
 def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
-    """Returns the size of the trial's model, PARAMETERS[,FLOPS]; None if the owner's function does
+    """Return the size of the trial's model, PARAMETERS[,FLOPS]; None if the owner's function does
     not know it."""
     if not sweep.job.model_size:
         return None
@@ -127,7 +127,7 @@ def check(sweep: Sweep) -> list[str]:
 
 
 def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
-    """Returns warnings about snapshots and output folders that two trials share."""
+    """Return warnings about snapshots and output folders that two trials share."""
     snapshots, others = (snapshot_paths(j.script, j.args, j.workdir) for j in (one, other))
     warnings = [
         f"Warning: all trials save to the snapshot {path}, and a trial refuses that of another. "
@@ -155,7 +155,7 @@ def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
 
 
 def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
-    """Returns the existing files and folders with the trial's snapshot: the folder of its job below
+    """Return the existing files and folders with the trial's snapshot: the folder of its job below
     the working directory, and paths in arguments with ``{trial}``. Only snapshots that record the
     trial's job and daemon as their owner, and that belong to this user, because every daemon has
     its own job ids, and several sweeps may name the same path.
@@ -183,7 +183,7 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
 
 
 def _is_of(file: Path, mine: Owner, default: bool) -> bool:
-    """Returns whether the snapshot belongs to that job; ``unsaid``: the answer if it records no
+    """Return whether the snapshot belongs to that job; ``unsaid``: the answer if it records no
     owner."""
     theirs = owner_in(str(file))
     if theirs is None or not theirs.daemon:
@@ -201,7 +201,7 @@ def _named(ledger: Ledger, number: int) -> Iterator[str]:
 
 
 def best_snapshot(ledger: Ledger) -> Path | None:
-    """Returns the best trial's snapshot; None if there is none."""
+    """Return the best trial's snapshot; None if there is none."""
     for trial in ledger.best()[:1]:
         for place in snapshots(ledger, trial):
             file = place / FILE if place.is_dir() else place
@@ -211,7 +211,7 @@ def best_snapshot(ledger: Ledger) -> Path | None:
 
 
 def delete_losers(ledger: Ledger, now: float) -> list[int]:
-    """Delete the snapshots of ended trials that are not among the best. Returns the trials that had
+    """Delete the snapshots of ended trials that are not among the best. Return the trials that had
     one. Running trials and failed ones, which their owner may want to examine, are left alone.
 
     Workers of a cancelled job may save again before they end, so a trial is checked repeatedly for

@@ -191,7 +191,7 @@ class DiskTier:
         )
 
     def copy(self, source: IO[bytes]) -> int:
-        """Write the snapshot in the open file ``source`` to disk. Returns its size, bytes; raises
+        """Write the snapshot in the open file ``source`` to disk. Return its size, bytes; raises
         as :meth:`write`.
         """
         return self._save(

@@ -138,7 +138,7 @@ def wait_to_be_stopped(
         flags: the agent's flags.
         number: number of the request.
         limit_s: maximum time to wait, seconds. Default: DRAIN_WAIT_S.
-        again: called with the number of a later request; returns whether the current state is on
+        again: called with the number of a later request; return whether the current state is on
             the nodes, or on the disk, that this request needs.
 
     Returns:

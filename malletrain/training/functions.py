@@ -222,7 +222,7 @@ def call_for_each(script: str, items: str, results: str) -> None:
 
 
 def outcomes(results: Path) -> list[FunctionOutcome]:
-    """Returns the outcomes that :func:`call_for_each` has written, in the order of the items."""
+    """Return the outcomes that :func:`call_for_each` has written, in the order of the items."""
     return [_outcome_of(record) for record in pickle.loads(results.read_bytes())]
 
 
@@ -313,7 +313,7 @@ def _write(
 def _record(
     generation: int, value: Any = None, error: BaseException | None = None, trace: str = ""
 ) -> dict[str, Any]:
-    """Returns an outcome as it is stored."""
+    """Return an outcome as it is stored."""
     import cloudpickle
 
     packed = b""

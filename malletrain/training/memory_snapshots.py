@@ -127,7 +127,7 @@ class MemorySnapshots:
         newer one. Collective.
 
         Args:
-            from_disk: restores from disk on all ranks; returns the snapshot, or None.
+            from_disk: restores from disk on all ranks; return the snapshot, or None.
 
         Returns:
             The snapshot that was restored; None if there is none.
@@ -249,7 +249,7 @@ class MemorySnapshots:
     def replicate(self, steps: int) -> bool:
         """Copy the state so that another node has it if this node is lost. Call it on every rank
         after the same step. If every rank holds the whole state, each node saves its own; shards
-        are also copied to the next node (collective). Returns whether it succeeded.
+        are also copied to the next node (collective). Return whether it succeeded.
         """
         if not self.is_sharded:
             return not leads_its_node() or self.save(steps) is not None
@@ -303,7 +303,7 @@ class MemorySnapshots:
 
     def copy_to_one_of(self, heirs: tuple[str, ...]) -> bool:
         """Copy the state of the last drain to a node of ``heirs``, if the next round has changed
-        since. Returns whether it is there. Only for models that are not sharded, on rank 0.
+        since. Return whether it is there. Only for models that are not sharded, on rank 0.
         """
         return self.newest is not None and bool(heirs) and self._copy_to_first(self.newest, heirs)
 

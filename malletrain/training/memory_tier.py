@@ -78,7 +78,7 @@ class MemoryTier:
 
     def write(self, moment: Moment, payload: dict[str, Any]) -> int:
         """Write a snapshot file: a whole snapshot, or the part that is the same for all shards.
-        Returns its size, bytes.
+        Return its size, bytes.
 
         Raises:
             NoRoomError, OSError: it cannot be written; the snapshots here are unchanged.

@@ -173,7 +173,7 @@ class Replicas:
 
     @counted_as("snapshot")
     def _renew_shards(self, memory: MemorySnapshots, steps: int) -> bool:
-        """Start a new copy if the previous one has arrived. Returns whether a copy exists or is
+        """Start a new copy if the previous one has arrived. Return whether a copy exists or is
         being sent.
         """
         previous = self._sending

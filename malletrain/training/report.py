@@ -203,7 +203,7 @@ class _Worker:
             self.outbox.retry()
 
     def agent_is_slow(self) -> bool:
-        """Send again what the agent has not received. Returns whether the agent's queue is too
+        """Send again what the agent has not received. Return whether the agent's queue is too
         full.
         """
         self.flush()
@@ -263,7 +263,7 @@ _connected = False
 
 
 def _connect() -> _Worker | None:
-    """Read the environment on the first call. Returns the worker, or None outside MalleTrain."""
+    """Read the environment on the first call. Return the worker, or None outside MalleTrain."""
     global _worker, _connected
     if not _connected:
         _connected = True
@@ -515,7 +515,7 @@ def generation() -> int:
 
 
 def open_flags() -> FlagsReader | None:
-    """Open the agent's flags. Returns None outside MalleTrain, or if they cannot be read (the user
+    """Open the agent's flags. Return None outside MalleTrain, or if they cannot be read (the user
     gets a message).
     """
     path = os.environ.get(env.FLAGS)

@@ -453,7 +453,7 @@ class ElasticSampler(CountedEpochs):
             self._prefetched = max(0, self._batches_in_progress())
 
     def _roll_over(self) -> bool:
-        """Move to the next epoch if no batch of this one remains. Returns whether it moved."""
+        """Move to the next epoch if no batch of this one remains. Return whether it moved."""
         over = not self._plan.batch_at(self.position)
         if over:
             skipped_samples = self.num_samples - self.position

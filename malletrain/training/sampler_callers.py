@@ -39,7 +39,7 @@ def is_loader_iterator(caller: object) -> bool:
 
 
 def call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
-    """Call ``function`` each time a batch is requested from a DataLoader's iterator. Returns False
+    """Call ``function`` each time a batch is requested from a DataLoader's iterator. Return False
     if the installed torch has no place for that.
     """
     from malletrain.training import step_hooks
@@ -48,7 +48,7 @@ def call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
 
 
 def reject_wrapper(sampler: object, caller: object) -> None:
-    """Raises TypeError if ``caller`` misinterprets the batches. torch's BatchSampler treats them as
+    """Raise TypeError if ``caller`` misinterprets the batches. torch's BatchSampler treats them as
     single samples, accelerate's BatchSamplerShard as batches of all ranks, and its SkipBatchSampler
     as the batches of a whole epoch.
     """

@@ -165,7 +165,7 @@ def _require_torch() -> None:
 
 
 def take_apart(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate states and shards. Returns (skeletons by name of the object, tensors by key). A
+    """Separate states and shards. Return (skeletons by name of the object, tensors by key). A
     skeleton is the same on every rank. The tensors are the live ones; nothing is copied.
     """
     skeletons: dict[str, Any] = {}

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def new_side_group() -> Any:
-    """Create a gloo group of all ranks; returns None for one rank. Collective: every rank calls it
+    """Create a gloo group of all ranks; return None for one rank. Collective: every rank calls it
     at the same point of the script.
     """
     distributed = sys.modules.get("torch.distributed")

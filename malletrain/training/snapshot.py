@@ -296,7 +296,7 @@ class Snapshot:
 
     @counted_as("snapshot")
     def _save(self, taken: Taken | None = None) -> str | None:
-        """Save ``taken``, or the current state. Returns None, or a sentence that says why it
+        """Save ``taken``, or the current state. Return None, or a sentence that says why it
         failed.
         """
         if taken is None:
@@ -331,7 +331,7 @@ class Snapshot:
             self._attributes.tell_changed()
 
     def _write(self, taken: Taken | None) -> int:
-        """Write the snapshot to disk. Returns its size in bytes; raises any error of the disk or
+        """Write the snapshot to disk. Return its size in bytes; raises any error of the disk or
         the objects.
         """
         self._copies.wait()
@@ -498,7 +498,7 @@ class Snapshot:
 
     @counted_as("snapshot")
     def _save_in_background(self) -> bool:
-        """Save to memory, and start the copy to disk in the background. Returns whether a copy is
+        """Save to memory, and start the copy to disk in the background. Return whether a copy is
         in progress.
         """
         memory = self._memory

@@ -198,7 +198,7 @@ def write_copy(
 
 
 def write_to(file: IO[bytes], payload: dict[str, Any]) -> int:
-    """Write ``payload`` to ``file``. Returns the number of bytes; raises OSError."""
+    """Write ``payload`` to ``file``. Return the number of bytes; raises OSError."""
     writer = _Writer(file)
     _torch_save(payload, writer)
     if writer.error is not None:
@@ -242,7 +242,7 @@ def _write(
 
 
 def _published(temporary: str, path: str) -> bool:
-    """Link the first snapshot to its path. Returns False if there is one already, or if the file
+    """Link the first snapshot to its path. Return False if there is one already, or if the file
     system has no hard links (two runs may then overwrite each other).
     """
     try:
@@ -393,7 +393,7 @@ def read(path: str, check: bool = True) -> dict[str, Any]:
 
 
 def peek(path: str) -> dict[str, Any] | None:
-    """Load the snapshot at ``path`` without reading its tensors or checking anything. Returns None
+    """Load the snapshot at ``path`` without reading its tensors or checking anything. Return None
     if it cannot be read this way.
     """
     import torch

@@ -40,7 +40,7 @@ _BEFORE_BATCH = "_malletrain_before_batch"
 
 def call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
     """Call ``function`` each time the script requests a batch from a DataLoader's ``iterator``.
-    Returns False if ``iterator`` is none that this torch makes.
+    Return False if ``iterator`` is none that this torch makes.
     """
     loader_iterator = batches_class()
     if loader_iterator is None or not isinstance(iterator, loader_iterator):

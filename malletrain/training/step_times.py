@@ -162,7 +162,7 @@ _clock: StepClock | None = None
 
 
 def start() -> StepClock:
-    """Start to measure the steps of the calling thread. Returns the clock of this process."""
+    """Start to measure the steps of the calling thread. Return the clock of this process."""
     global _clock
     _clock = StepClock()
     return _clock

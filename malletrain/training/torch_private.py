@@ -212,7 +212,7 @@ def forget_meshes() -> None:
 
 def lend_group(mesh: Any, group: Any) -> bool:
     """Make ``mesh``, of one dimension over all ranks, use ``group``; None removes its group.
-    Returns False if this torch stores the groups elsewhere or has given the mesh its own group; the
+    Return False if this torch stores the groups elsewhere or has given the mesh its own group; the
     mesh must then not be used again.
     """
     names, groups = getattr(mesh, "_dim_group_names", None), getattr(mesh, "_pg_registry", None)
@@ -281,7 +281,7 @@ class News(Protocol):
         """Return a number other than 0 if a new round must start."""
 
     def succeeded(self) -> bool:
-        """Note that all workers have succeeded. Returns whether they are needed again."""
+        """Note that all workers have succeeded. Return whether they are needed again."""
 
     def some_ended(self) -> None:
         """Note that some workers have succeeded while the others run."""

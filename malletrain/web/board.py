@@ -159,7 +159,7 @@ class Board:
         return [change for change in self._changes if change.version > version]
 
     async def news(self, version: int, within_s: float) -> bool:
-        """Wait for a version after ``version``, ``within_s`` seconds at most. Returns whether there
+        """Wait for a version after ``version``, ``within_s`` seconds at most. Return whether there
         is one.
         """
         if self.version == version and not self.over:

@@ -122,7 +122,7 @@ class LeaseEnder:
 
     def cancel(self, jobs: Iterable[LeaseJob], grace_s: float, now: float) -> CommandError | None:
         """End leases, except those whose cancel was accepted recently. A job that is shared with
-        other leases only releases their nodes. Returns the error, None if there is none.
+        other leases only releases their nodes. Return the error, None if there is none.
 
         Args:
             jobs: the leases to end.
@@ -255,7 +255,7 @@ class LeaseEnder:
         steps: Mapping[tuple[str, str], str] | None,
         options: Sequence[str],
     ) -> list[str]:
-        """Send a signal to leases. Returns the leases that received it or had left before."""
+        """Send a signal to leases. Return the leases that received it or had left before."""
         whole_jobs: dict[str, LeaseJob] = {}
         job_by_step: dict[str, LeaseJob] = {}
         departed = []

@@ -203,7 +203,7 @@ class Submitter:
         return self._on(self.dialect.kill, jobs if self.dialect.kill else ())
 
     def shrink(self, request: Shrink) -> CommandError | None:
-        """Remove nodes from a running job. Returns the error, None if there is none."""
+        """Remove nodes from a running job. Return the error, None if there is none."""
         assert self.dialect.shrink is not None, "only where jobs of several nodes are asked for"
         try:
             result = self.commands.run(self._as(self._owner(request), self.dialect.shrink(request)))
@@ -235,7 +235,7 @@ class Submitter:
     def _one_pack(
         self, command: Sequence[str], owner: str | None, ids: Sequence[str]
     ) -> tuple[set[str], CommandError | None]:
-        """Run one command for jobs of one owner. Returns the ids of the jobs for which it was
+        """Run one command for jobs of one owner. Return the ids of the jobs for which it was
         accepted, and the error.
         """
         self.pace.spend(len(ids))

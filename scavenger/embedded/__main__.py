@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a cluster until it is stopped. Returns 0 if it was stopped in order, 1 with a sentence on
+    """Run a cluster until it is stopped. Return 0 if it was stopped in order, 1 with a sentence on
     standard error if it could not start.
     """
     p = parser()

@@ -90,7 +90,7 @@ class Record:
             self._complain(f"The history could not be written: {error}.")
 
     def state(self, value: Mapping[str, Any]) -> bool:
-        """Write cluster.json. Returns False if that failed, to be tried again in the next
+        """Write cluster.json. Return False if that failed, to be tried again in the next
         iteration.
         """
         try:
@@ -262,7 +262,7 @@ class EmbeddedCluster:
     # -- the loop --
 
     def run(self) -> bool:
-        """Run until asked to stop. The caller holds the directory's lock. Returns False if the
+        """Run until asked to stop. The caller holds the directory's lock. Return False if the
         state could not be written at the start: nobody could use such a cluster. Later write errors
         do not end it.
         """
@@ -544,7 +544,7 @@ class EmbeddedCluster:
                 self.totals["grace_node_s"] += elapsed
 
     def _write(self, state: str) -> bool:
-        """Write cluster.json. Returns False if that failed (a full disk); the next iteration tries
+        """Write cluster.json. Return False if that failed (a full disk); the next iteration tries
         again.
         """
         own = processes.read(os.getpid())

@@ -65,7 +65,7 @@ class ClusterProcess:
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Stop the cluster in order (leases get their grace time), after ``timeout_s`` by force.
-        Returns when it is gone.
+        Return when it is gone.
         """
         for number, patience in (
             (signal.SIGTERM, timeout_s),

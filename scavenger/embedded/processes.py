@@ -127,7 +127,7 @@ def of_lease(
 
 
 def send(process: Process, number: signal.Signals) -> bool:
-    """Send a signal to this process. Returns False if it is gone; its start time is checked,
+    """Send a signal to this process. Return False if it is gone; its start time is checked,
     because its pid may have been reused.
     """
     if not alive(process.pid, process.start):
@@ -141,7 +141,7 @@ def send(process: Process, number: signal.Signals) -> bool:
 
 def install(request_stop: Callable[[], None]) -> int:
     """Call ``request_stop`` at each request to stop. Wakes the loop at such a request and when a
-    child ends. Returns the descriptor to wait on.
+    child ends. Return the descriptor to wait on.
     """
     reader, writer = os.pipe()
     for fd in (reader, writer):

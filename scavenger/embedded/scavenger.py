@@ -149,7 +149,7 @@ class LocalScavenger:
         return [_lease(record["id"], record) for record in answer["leases"]]
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Ask the leases to leave (SIGTERM, SIGKILL after the grace time). Returns before they have
+        """Ask the leases to leave (SIGTERM, SIGKILL after the grace time). Return before they have
         left.
         """
         if leases:

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"\s(\d+(?:\[\d*\])?)(?:\.|\s)")
 
 
 def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
-    """Run a command, in place of this process. Returns if the command is not accepted, is only
+    """Run a command, in place of this process. Return if the command is not accepted, is only
     tried, or is run for each of several jobs.
 
     Args:
@@ -151,7 +151,7 @@ def _pbs_names(stdout: str, complaints: Sequence[str], jobs: Sequence[str]) -> l
 
 def _run_each(command: GatedCommand, environment: dict[str, str]) -> int:
     """Run the command for one job after another, because PBS's server crashes if one qdel names a
-    job that has ended after one that has not. Returns the first status that is not 0.
+    job that has ended after one that has not. Return the first status that is not 0.
     """
     words = command.argv[: -len(command.jobs)]
     first_status = 0

@@ -308,7 +308,7 @@ class PbsReservation(NamedTuple):
 
 
 def read_nodes(text: str) -> dict[str, RawNode]:
-    """Parse ``pbsnodes -av -F json``. Returns vnode → its values. Raises SchedulerError if the text
+    """Parse ``pbsnodes -av -F json``. Return vnode → its values. Raises SchedulerError if the text
     has another form.
     """
     return checked_nodes(decode(text, _Nodes, "pbsnodes").nodes)
@@ -424,7 +424,7 @@ def vnodes_of(text: str) -> tuple[str, ...]:
 
 
 def read_reservations(text: str) -> dict[str, PbsReservation]:
-    """Parse ``pbs_rstat -f``. Returns id → reservation. Raises SchedulerError if the text has
+    """Parse ``pbs_rstat -f``. Return id → reservation. Raises SchedulerError if the text has
     another form.
     """
     reservations: dict[str, PbsReservation] = {}

@@ -275,7 +275,7 @@ STEP_FIELDS = "%i|%N"
 
 
 def read_steps(text: str) -> dict[tuple[str, str], str]:
-    """Parse ``squeue -h -s -o STEP_FIELDS``. Returns (job, node) → the step that runs there,
+    """Parse ``squeue -h -s -o STEP_FIELDS``. Return (job, node) → the step that runs there,
     without batch scripts. Raises SchedulerError if the text has another form.
     """
     steps: dict[tuple[str, str], str] = {}

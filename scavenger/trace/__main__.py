@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, or 1 with sentences on standard error if the trace or its
+    """Run one command. Return 0, or 1 with sentences on standard error if the trace or its
     parameters cannot be used.
     """
     args = parser().parse_args(argv)

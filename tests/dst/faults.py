@@ -221,7 +221,7 @@ thought of are what they were.
 
 
 def plan(world: World) -> float:
-    """Draw what goes wrong in this world: some kinds, each some times. Returns when that is over,
+    """Draw what goes wrong in this world: some kinds, each some times. Return when that is over,
     seconds from now.
     """
     rng = world.rng

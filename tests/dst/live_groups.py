@@ -81,7 +81,7 @@ class LiveGroups:
     # --- the way in ---
 
     def checked_in(self, group: LiveGroup, rank: int, worker: LiveWorker) -> bool:
-        """A worker checks in. Returns whether all have now."""
+        """A worker checks in. Return whether all have now."""
         if rank in group.came:
             return False  # The worker of this place has died: the round cannot be formed any more.
         group.came[rank] = worker

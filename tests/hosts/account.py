@@ -64,7 +64,7 @@ class Account:
         return json.loads(made.stdout) if argv[0] != "events" else [json.loads(x) for x in lines]
 
     def submit(self, name: str, text: str, nodes: str, *options: str) -> str:
-        """Submit a script; returns the job's id."""
+        """Submit a script; return the job's id."""
         (self.work / name).write_text(text)
         arguments = ("--nodes", nodes, "--no-profile", "--env", "MALLETRAIN_PRELOAD=0", *options)
         return str(self.ask("submit", *arguments, name)["id"])

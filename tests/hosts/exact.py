@@ -161,7 +161,7 @@ class Training:
 
     def finish(self) -> Any:
         """Let it end, and hold it to what it promises: every sample of the order up to its
-        position was trained on once, and no other. Returns the job.
+        position was trained on once, and no other. Return the job.
         """
         (self.site.work / "enough").touch()
         ended = ("completed", "failed", "cancelled")

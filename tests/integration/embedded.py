@@ -152,7 +152,7 @@ class Site:
         return False
 
     def kill_daemon(self, number: int = signal.SIGKILL) -> int:
-        """End the daemon; returns its exit status."""
+        """End the daemon; return its exit status."""
         assert self.daemon is not None
         self.daemon.send_signal(number)
         return self.daemon.wait()
@@ -190,7 +190,7 @@ class Site:
         name: str = "job",
         **spec: object,
     ) -> str:
-        """Submit as ``malletrain submit`` does; returns the job's id. A script without torch needs
+        """Submit as ``malletrain submit`` does; return the job's id. A script without torch needs
         no warm interpreter, except where many jobs come to the same nodes.
         """
         if not self._standing and "torch" not in script.read_text():

@@ -17,7 +17,7 @@ APPEND = "echo {index} >> ran"
 def submit(
     site: Site, command: str, rows: list[list[str]], nodes: str = "1:3", **fields: Any
 ) -> str:
-    """Submit a farm of a shell command and its tasks. Returns the job's id."""
+    """Submit a farm of a shell command and its tasks. Return the job's id."""
     job = empty(site, command, len(rows), nodes, **fields)
     for first in range(0, len(rows), 5000):
         add(site, job, first, rows[first : first + 5000])

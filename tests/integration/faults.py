@@ -65,7 +65,7 @@ class FaultySite(Site):
         return (self.faults / (point.name + STRUCK)).exists()
 
     def struck(self, point: FaultPoint) -> int:
-        """Wait until one was; returns its pid, and has a daemon that was it started again."""
+        """Wait until one was; return its pid, and has a daemon that was it started again."""
         path = self.faults / (point.name + STRUCK)
         self.until(lambda: self.came_to(point), f"a process comes to {point.name}")
         pid = int(path.read_text())
@@ -86,7 +86,7 @@ class FaultySite(Site):
         self.agents()[node].send_signal(signal.SIGTERM)
 
     def keep_submitting(self, submit: Callable[[], str]) -> Callable[[], str]:
-        """Submit in a thread until there is an answer; returns what waits for the id."""
+        """Submit in a thread until there is an answer; return what waits for the id."""
         made: list[str] = []
 
         def insist() -> None:

@@ -259,7 +259,7 @@ def is_named(process, *names):
 
 
 def fault(made, choices):
-    """Kill or stop one process of the site. Returns whether there was one."""
+    """Kill or stop one process of the site. Return whether there was one."""
     kind = choices.choice(("daemon", "agent", "launcher", "launcher", "task", "task", "preempt"))
     if kind == "daemon":
         made.kill_daemon()

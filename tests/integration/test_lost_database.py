@@ -23,7 +23,7 @@ def embedded(tmp_path):
 
 
 def does_not_start(site):
-    """The daemon does not start; returns what it logs."""
+    """The daemon does not start; return what it logs."""
     log_length = len(site.daemon_log(10**9))
     site.launch_daemon()
     assert site.daemon.wait() == 1

@@ -65,7 +65,7 @@ def members(site, job):
 
 
 def up(site, job, count):
-    """Wait until ``count`` members are there; returns their addresses by node."""
+    """Wait until ``count`` members are there; return their addresses by node."""
     site.until(lambda: len(members(site, job)) == count, f"{count} members")
     return members(site, job)
 

@@ -24,7 +24,7 @@ for change in group.changes():
 
 
 def follow(client, job, condition):
-    """Wait for the members by long polls; returns the first view that meets the condition."""
+    """Wait for the members by long polls; return the first view that meets the condition."""
     view = client.members(job)
     while not condition(view):
         assert view.version, "the service has ended"

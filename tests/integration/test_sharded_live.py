@@ -30,7 +30,7 @@ def test_sharded_training_over_all_changes_equals_an_undisturbed_run(embedded):
     script = embedded.script("sharded.py", SHARDED.format(root=root, options=OPTIONS))
 
     def trains_on(size: int, after: int = 0) -> int:
-        """Wait until ``size`` ranks train; returns their round."""
+        """Wait until ``size`` ranks train; return their round."""
 
         def rounds_after() -> list[int]:
             rounds = [r["generation"] for r in records(embedded.work) if r["size"] == size]

@@ -61,7 +61,7 @@ TASKS = 12
 
 
 def train(site: Installed, name: str, text: str, **spec: object) -> str:
-    """Submit a script of one or two nodes; returns the job's id."""
+    """Submit a script of one or two nodes; return the job's id."""
     made = build(
         str(site.script(f"{name}.py", text)),
         (),

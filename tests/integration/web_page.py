@@ -104,7 +104,7 @@ class WebPage:
             yield (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
 
     def stop(self) -> int:
-        """As Ctrl-C; returns the exit status. A second time does nothing."""
+        """As Ctrl-C; return the exit status. A second time does nothing."""
         if self._process.returncode is not None:
             return self._process.returncode
         self._process.send_signal(signal.SIGINT)

@@ -77,7 +77,7 @@ def model_in(path):
 
 def run_here(monkeypatch, capsys, *arguments):
     """The script as ``python digits.py`` runs it, without the seconds that importing torch again
-    takes; returns what it printed.
+    takes; return what it printed.
     """
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
     monkeypatch.delenv("RANK", raising=False)

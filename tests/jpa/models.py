@@ -47,7 +47,7 @@ class Job:
         self.samples = 0.0
 
     def step(self, nodes: int) -> float:
-        """Process one step at ``nodes``; returns its duration, infinite when the job stands still
+        """Process one step at ``nodes``; return its duration, infinite when the job stands still
         at that size.
         """
         rate = self.rate(nodes)

@@ -14,7 +14,7 @@ STEP = 32.0
 
 
 def watch(meter, durations, until=400.0):
-    """Feed one report per step until the meter stops; returns (outcome, time)."""
+    """Feed one report per step until the meter stops; return (outcome, time)."""
     time = samples = 0.0
     for seconds in durations:
         time += seconds

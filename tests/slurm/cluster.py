@@ -250,7 +250,7 @@ class SlurmCluster:
         process.wait(PATIENCE_S)
 
     def stop(self) -> list[str]:
-        """End everything; returns the commands of what had to be killed after all daemons were
+        """End everything; return the commands of what had to be killed after all daemons were
         gone.
         """
         if "slurmctld" in self.processes:
@@ -316,7 +316,7 @@ class SlurmCluster:
     # --- asking ---
 
     def run(self, *argv: str, env_time: str = "standard") -> str:
-        """Run one of Slurm's commands; returns what it printed, raises CalledProcessError."""
+        """Run one of Slurm's commands; return what it printed, raises CalledProcessError."""
         environment = {**self.environment, "SLURM_TIME_FORMAT": env_time}
         made = subprocess.run(argv, env=environment, capture_output=True, text=True, cwd=self.root)
         if made.returncode:
@@ -324,7 +324,7 @@ class SlurmCluster:
         return str(made.stdout)
 
     def submit(self, command: str, *options: str, partition: str = "batch") -> str:
-        """A job of the main scheduler that runs a shell command; returns its id."""
+        """A job of the main scheduler that runs a shell command; return its id."""
         return self.run(
             "sbatch",
             "--parsable",

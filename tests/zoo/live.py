@@ -124,7 +124,7 @@ class _Play:
         return (self.folder / REACHED).exists()
 
     def _changed(self) -> list[Worker]:
-        """Make the change; returns the workers whose end is the end of the run."""
+        """Make the change; return the workers whose end is the end of the run."""
         change = self.change
         if change.is_loss:
             lost = self.first[change.actor]

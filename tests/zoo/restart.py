@@ -213,7 +213,7 @@ class RestartDriver:
         save_every_s: float,
         change: Change | None = None,
     ) -> bool:
-        """Returns whether the script came to its end."""
+        """Return whether the script came to its end."""
         round_ = _Round(main, folder, number, world_size, gate, save_every_s)
         try:
             deadline = time.monotonic() + HANG_S

@@ -124,7 +124,7 @@ class Coordinator:
         return self._round
 
     def assign(self, nodes: Sequence[int]) -> list[NodeAttempt]:
-        """Assign the drawn clients to the present nodes. Returns an attempt for each node that gets
+        """Assign the drawn clients to the present nodes. Return an attempt for each node that gets
         clients; no attempt if there are no nodes. A client whose training failed in this round gets
         an attempt of its own: if it crashes its process again, no other client loses its training.
         """
@@ -143,7 +143,7 @@ class Coordinator:
         return [self.round.send(node, clients) for (node, _), clients in clients_of.items()]
 
     def accept(self, attempt: NodeAttempt, report: NodeReport) -> bool:
-        """Record the result of an attempt. Returns whether the model in it is to be averaged. It is
+        """Record the result of an attempt. Return whether the model in it is to be averaged. It is
         not if the attempt was given up, if the training of each client failed, or if the report
         does not name exactly the clients of the attempt, all of which then count as failed.
         """
@@ -183,7 +183,7 @@ class Coordinator:
         self._drawn_again += len(self.round.lose_attempt(attempt.number))
 
     def keep_only(self, nodes: Collection[int]) -> list[int]:
-        """Record which nodes are present. Returns the clients that are drawn again, because they
+        """Record which nodes are present. Return the clients that are drawn again, because they
         were training on a node that is gone.
         """
         again: list[int] = []

@@ -89,7 +89,7 @@ class SuperNode:
 
 
 def serve(supernode: SuperNode, group: membership.Membership) -> int:
-    """Run the SuperNode until the process is ended or the SuperNode ends by itself. Returns the
+    """Run the SuperNode until the process is ended or the SuperNode ends by itself. Return the
     exit code.
     """
     over, failed = threading.Event(), threading.Event()

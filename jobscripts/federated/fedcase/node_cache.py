@@ -84,7 +84,7 @@ class NodeCache:
 
     def make_room(self, needed: int, keep: int) -> bool:
         """Discard the samples of the clients that trained longest ago until ``needed`` bytes are
-        free. Returns whether they are free. ``keep``: a client whose samples stay.
+        free. Return whether they are free. ``keep``: a client whose samples stay.
         """
         others = {client: path for client, path in self._by_age().items() if client != keep}
         used = sum(self.facts_of(path).get("bytes", 0) for path in others.values())

@@ -97,7 +97,7 @@ class FederatedRound:
         return [client for client, its in self.states.items() if its is state]
 
     def send(self, node: int, clients: Iterable[int]) -> NodeAttempt:
-        """Note that drawn ``clients`` were sent to ``node``. Returns the attempt.
+        """Note that drawn ``clients`` were sent to ``node``. Return the attempt.
 
         Raises:
             RoundError: one of them is not drawn.
@@ -109,7 +109,7 @@ class FederatedRound:
         return attempt
 
     def result(self, number: int, failed: Collection[int] = ()) -> bool:
-        """Note that the result of an attempt has arrived whole. Returns whether it counts; if the
+        """Note that the result of an attempt has arrived whole. Return whether it counts; if the
         attempt was given up, it does not. ``failed``: the clients of the attempt whose training
         failed.
         """
@@ -121,7 +121,7 @@ class FederatedRound:
         return True
 
     def fail(self, number: int) -> list[int]:
-        """Note that an attempt ended with an error. Returns the clients that are drawn again."""
+        """Note that an attempt ended with an error. Return the clients that are drawn again."""
         attempt = self._attempts.pop(number, None)
         if attempt is None:
             return []
@@ -133,7 +133,7 @@ class FederatedRound:
         return self._failures.get(client, 0)
 
     def lose(self, node: int) -> list[int]:
-        """Note that a node was lost. Returns the clients that are drawn again: those that were
+        """Note that a node was lost. Return the clients that are drawn again: those that were
         training on it. Results that the node reported before count.
         """
         again: list[int] = []
@@ -142,7 +142,7 @@ class FederatedRound:
         return again
 
     def lose_attempt(self, number: int) -> list[int]:
-        """Note that the result of an attempt will not come. Returns the clients that are drawn
+        """Note that the result of an attempt will not come. Return the clients that are drawn
         again.
         """
         attempt = self._attempts.pop(number, None)

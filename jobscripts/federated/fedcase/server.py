@@ -122,7 +122,7 @@ class FederatedServer:
         self._stop.set()
 
     def run(self) -> int:
-        """Run until all rounds count. Returns the number of rounds that count, which is smaller
+        """Run until all rounds count. Return the number of rounds that count, which is smaller
         than that of the options only after :meth:`stop`.
 
         Raises:
@@ -243,7 +243,7 @@ class FederatedServer:
     # --- the run ---
 
     def _start_run(self) -> str:
-        """Start the run. Returns its number; empty if the SuperLink does not answer yet."""
+        """Start the run. Return its number; empty if the SuperLink does not answer yet."""
         answer = self._call("run", str(self._folder / "app"), "fedcase")
         return str(answer.get("run-id") or "")
 

@@ -33,7 +33,7 @@ class TrainingStateError(RuntimeError):
 
 
 def lock(path: Path) -> int:
-    """Lock a file and write this process's id into it. Returns its descriptor; closing that unlocks
+    """Lock a file and write this process's id into it. Return its descriptor; closing that unlocks
     the file.
 
     Raises:

@@ -67,7 +67,7 @@ class BackupTo:
 
     async def run(self, peer: str) -> int:
         """Copy what is new to ``peer``, slowly, and have it forget what is not here any more.
-        Returns the chunks that were copied.
+        Return the chunks that were copied.
         """
         if peer != self.peer:
             self._done.clear()

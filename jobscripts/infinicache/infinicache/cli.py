@@ -64,7 +64,7 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
 
 
 def _fetch(cache: Cache, key: str, path: str | None) -> bool:
-    """Write an object to a file, or to the standard output. Returns whether it was there. What was
+    """Write an object to a file, or to the standard output. Return whether it was there. What was
     in the file stays until the object is there whole.
     """
     if path is None or (os.path.exists(path) and not os.path.isfile(path)):

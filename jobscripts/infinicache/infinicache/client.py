@@ -35,7 +35,7 @@ log = logging.getLogger("infinicache")
 
 
 def _about(key: str, head: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer ``head`` of a proxy. Raises CacheError if it is about another key."""
+    """Return the answer ``head`` of a proxy. Raises CacheError if it is about another key."""
     if head.get("key") != key:
         raise CacheError(
             f"A proxy answered about another key than {key!r}; use one version of infinicache "
@@ -48,7 +48,7 @@ _PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get ret
 
 
 def as_bytes(value: Buffer) -> memoryview:
-    """Returns the bytes of ``value``: anything with the buffer protocol, such as bytes or a NumPy
+    """Return the bytes of ``value``: anything with the buffer protocol, such as bytes or a NumPy
     array. They are copied only if they do not lie in the order of C already. What has no bytes of
     its own is refused: the memory of an array of Python objects is a list of addresses.
 
@@ -81,7 +81,7 @@ def as_bytes(value: Buffer) -> memoryview:
 
 
 def checked_key(key: str) -> str:
-    """Returns ``key``.
+    """Return ``key``.
 
     Raises:
         TypeError: it is no text.
@@ -345,7 +345,7 @@ class AsyncCache:
             yield part
 
     async def delete(self, key: str) -> bool:
-        """Forget ``key``. Returns whether it was there."""
+        """Forget ``key``. Return whether it was there."""
         self._enter(key)
         self._near.changed(key)
         try:

@@ -90,7 +90,7 @@ class KeyDemand:
         return 0.0 if self._since is None else now - self._since
 
     def read(self, key: str, now: float, size: int = 0) -> float | None:
-        """A get; ``size``: of what it found, 0 where nothing. Returns the stack distance in bytes,
+        """A get; ``size``: of what it found, 0 where nothing. Return the stack distance in bytes,
         None where it is not known.
         """
         self._pass(now)

@@ -112,7 +112,7 @@ class Upkeep:
         self._waiting = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
 
     async def one_piece(self, table: Table) -> int:
-        """Repair one object, else move one chunk. Returns the bytes that it took."""
+        """Repair one object, else move one chunk. Return the bytes that it took."""
         while self._waiting:
             entry = table.objects.get(self._waiting.popleft())
             if entry is None or not entry.committed:

@@ -31,7 +31,7 @@ def repair(table: Table, entry: Entry) -> list[Move]:
 def make_room_for_leavers(table: Table) -> list[Entry]:
     """Evict until those that stay have room for all that the leavers hold: few objects that are
     whole are worth more than pieces of many. What was read least for its bytes goes first.
-    Returns what was evicted.
+    Return what was evicted.
     """
     nodes = table.nodes.values()
     needed = sum(n.reserved for n in nodes if n.leaving)

@@ -206,7 +206,7 @@ class CacheNode:
         return curves
 
     async def drain(self) -> int:
-        """Hand over what this node holds to the others, as far as the time allows. Returns the
+        """Hand over what this node holds to the others, as far as the time allows. Return the
         bytes handed over.
         """
         moved = 0

@@ -219,7 +219,7 @@ class Table:
     def restore(
         self, address: str, inventory: Iterable[StoredObject], settled: bool
     ) -> list[tuple[str, str, int]]:
-        """Take over what a node says it holds. Returns (node, key, version) of what is to be
+        """Take over what a node says it holds. Return (node, key, version) of what is to be
         dropped: overtaken, or, once ``settled``, anything that is not known (it was deleted or
         evicted while the node could not be reached).
         """

@@ -73,12 +73,12 @@ class AnswerStream:
         self._result: asyncio.Future[AnswerResult] = asyncio.get_running_loop().create_future()
 
     async def __aiter__(self) -> AsyncIterator[AnswerPart]:
-        """Yields the parts as they come; ends when the request has ended."""
+        """Yield the parts as they come; ends when the request has ended."""
         while (part := await self.next_part()) is not None:
             yield part
 
     async def next_part(self, timeout_s: float | None = None) -> AnswerPart | None:
-        """Returns the next part; None once the request has ended.
+        """Return the next part; None once the request has ended.
 
         Raises:
             asyncio.TimeoutError: there was none in time. No part is lost: call it again.
@@ -90,7 +90,7 @@ class AnswerStream:
         return part
 
     async def result(self) -> AnswerResult:
-        """Returns the result when the request has ended. Cancelling the task that waits for it does
+        """Return the result when the request has ended. Cancelling the task that waits for it does
         not cancel the request.
         """
         return await asyncio.shield(self._result)

@@ -57,7 +57,7 @@ class BatchSubmission:
 
 
 def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
-    """Check a batch and submit its job. Returns a sentence.
+    """Check a batch and submit its job. Return a sentence.
 
     Args:
         options: the options of the batch.
@@ -150,7 +150,7 @@ def _end_of(job: str) -> str:
 
 
 def show_status(output: Path, *, follow: bool) -> int:
-    """Print the progress of a batch. Returns an exit code.
+    """Print the progress of a batch. Return an exit code.
 
     Args:
         output: path of the output of the batch.
@@ -199,7 +199,7 @@ def status_lines(
     now: float,
     ended: str = "",
 ) -> list[str]:
-    """Returns the progress of a batch as lines of text.
+    """Return the progress of a batch as lines of text.
 
     Args:
         manifest: the manifest of the batch.

@@ -57,7 +57,7 @@ class BatchInput:
         self._file.close()
 
     def line(self, index: int) -> BatchLine:
-        """Returns a request.
+        """Return a request.
 
         Args:
             index: from 0.
@@ -74,7 +74,7 @@ class BatchInput:
         models: Collection[str],
         tokenizer: Tokenizer,
     ) -> tuple[BatchLine, ClientOrder]:
-        """Returns the line of a request, and the parsed request.
+        """Return the line of a request, and the parsed request.
 
         Raises:
             ApiRefusal: it is wrong.
@@ -116,7 +116,7 @@ class BatchInput:
 
 
 def error_line(custom_id: str, code: str, sentence: str) -> dict[str, Any]:
-    """Returns the line of a request that has no answer."""
+    """Return the line of a request that has no answer."""
     return {
         "id": f"batch_req_{name_of(custom_id)}",
         "custom_id": custom_id,
@@ -126,12 +126,12 @@ def error_line(custom_id: str, code: str, sentence: str) -> dict[str, Any]:
 
 
 def answer_name(custom_id: str, *, is_chat: bool) -> str:
-    """Returns the name of an answer."""
+    """Return the name of an answer."""
     return f"{'chatcmpl' if is_chat else 'cmpl'}-{name_of(custom_id)}"
 
 
 def name_of(custom_id: str) -> str:
-    """Returns the name of the answer to a request. It depends only on the custom id, so that an
+    """Return the name of the answer to a request. It depends only on the custom id, so that an
     interrupted batch ends with the same lines.
     """
     return hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]

@@ -207,7 +207,7 @@ class BatchLeader:
     # --- the folder ---
 
     async def _write(self, *, is_last: bool) -> bool:
-        """Write what there is. Returns whether this epoch is current."""
+        """Write what there is. Return whether this epoch is current."""
         now = time.monotonic()
         ended, partial, saved = len(self._records), list[BatchRecord](), dict[int, int]()
         if is_last or now - self._saved_at >= SAVE_S:
@@ -224,7 +224,7 @@ class BatchLeader:
         return is_current
 
     def _partial(self) -> tuple[list[BatchRecord], dict[int, int]]:
-        """Returns the ids that came since they were saved last, and the index of each request → the
+        """Return the ids that came since they were saved last, and the index of each request → the
         number of its ids that are on disk afterwards.
         """
         records, saved = [], {}

@@ -56,7 +56,7 @@ class _Body(msgspec.Struct):
 
 
 def read_line(text: bytes) -> BatchLine:
-    """Returns the request of a line.
+    """Return the request of a line.
 
     Raises:
         LineError: it is not a request.
@@ -109,7 +109,7 @@ class BatchCheck:
 
 
 def read_lines(content: bytes, endpoint: str, models: Collection[str]) -> list[BatchLine]:
-    """Returns the requests of an uploaded file.
+    """Return the requests of an uploaded file.
 
     Args:
         content: JSON lines.
@@ -148,7 +148,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def response_line(name: str, custom_id: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the output line of an answer, or of a refusal.
+    """Return the output line of an answer, or of a refusal.
 
     Args:
         name: name of the answer, of which its ids are made.

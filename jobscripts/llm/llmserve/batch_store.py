@@ -113,7 +113,7 @@ class BatchFolder:
     # --- manifest ---
 
     def create(self, manifest: Manifest) -> bool:
-        """Create the folder, or continue one of the same batch. Returns whether it existed.
+        """Create the folder, or continue one of the same batch. Return whether it existed.
 
         Raises:
             BatchFolderError: it belongs to another batch.
@@ -137,7 +137,7 @@ class BatchFolder:
         return True
 
     def manifest(self) -> Manifest | None:
-        """Returns the manifest; None if there is none."""
+        """Return the manifest; None if there is none."""
         try:
             return msgspec.json.decode((self.path / "manifest.json").read_bytes(), type=Manifest)
         except FileNotFoundError:
@@ -155,14 +155,14 @@ class BatchFolder:
     # --- epochs ---
 
     def newest_epoch(self) -> Epoch | None:
-        """Returns the newest epoch; None if no process has dispatched yet."""
+        """Return the newest epoch; None if no process has dispatched yet."""
         names = sorted(path.name for path in self.path.glob("epoch-*.json"))
         if not names:
             return None
         return msgspec.json.decode((self.path / names[-1]).read_bytes(), type=Epoch)
 
     def claim(self, owner: str) -> Epoch | None:
-        """Begin the next epoch. Returns it; None if another process has begun it meanwhile."""
+        """Begin the next epoch. Return it; None if another process has begun it meanwhile."""
         newest = self.newest_epoch()
         epoch = Epoch(1 if newest is None else newest.number + 1, owner)
         draft = self.path / f".{uuid.uuid4().hex}"
@@ -201,7 +201,7 @@ class BatchFolder:
         return True
 
     def progress(self) -> BatchProgress:
-        """Returns the progress in all segments, without the texts."""
+        """Return the progress in all segments, without the texts."""
         progress = BatchProgress()
         for record in self._records():
             index = record.index
@@ -217,7 +217,7 @@ class BatchFolder:
         return progress
 
     def merge(self, requests: int) -> tuple[int, int]:
-        """Make the output from all segments, in the order of the input. Returns the numbers of
+        """Make the output from all segments, in the order of the input. Return the numbers of
         answers and of errors.
 
         Raises:
@@ -264,7 +264,7 @@ class BatchFolder:
         self._replace("status.json", msgspec.json.encode(status), synced=False)
 
     def status(self) -> dict[str, Any]:
-        """Returns the newest progress; empty if there is none."""
+        """Return the newest progress; empty if there is none."""
         try:
             value = msgspec.json.decode((self.path / "status.json").read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):

@@ -98,7 +98,7 @@ class ClientOrder:
     def request(
         self, name: str, user: str, application: str = "", **more: Any
     ) -> GenerationRequest:
-        """Returns the request for the dispatcher.
+        """Return the request for the dispatcher.
 
         Args:
             name: a name that is unique among the requests that have not ended.
@@ -127,7 +127,7 @@ def read_client_body(
     tokenizer: Tokenizer,
     max_request_tokens: int | None = None,
 ) -> ClientOrder:
-    """Parses and checks a body.
+    """Parse and check a body.
 
     Args:
         body: JSON.

@@ -13,7 +13,7 @@ PURPOSE = b"llmserve bearer"
 
 
 def bearer_token(key: bytes) -> str:
-    """Returns the token of a job; empty without a key (outside MalleTrain).
+    """Return the token of a job; empty without a key (outside MalleTrain).
 
     Args:
         key: ``malletrain.membership.job_key()``, or ``malletrain members JOB --key``.

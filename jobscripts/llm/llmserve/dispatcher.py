@@ -98,15 +98,15 @@ class Dispatcher:
         return self._oversize.largest_tokens
 
     def state(self, name: str) -> RequestState | None:
-        """Returns the state of a request; None if there is none, or it has ended."""
+        """Return the state of a request; None if there is none, or it has ended."""
         return self._requests[name].state if name in self._requests else None
 
     def replica_states(self) -> dict[str, ReplicaState]:
-        """Returns the state of each replica that has not ended."""
+        """Return the state of each replica that has not ended."""
         return {name: replica.state for name, replica in self._replicas.items()}
 
     def generated(self, name: str) -> tuple[int, ...]:
-        """Returns the ids of a request that would be continued after a loss. A batch saves them,
+        """Return the ids of a request that would be continued after a loss. A batch saves them,
         and gives them to :meth:`submit` when it is resumed.
         """
         tracked = self._requests[name]

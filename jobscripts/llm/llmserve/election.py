@@ -22,7 +22,7 @@ class DispatcherSilence:
         self._changed_at = 0.0
 
     def silent_s(self, sign: object, now: float) -> float:
-        """Returns the seconds since the sign changed.
+        """Return the seconds since the sign changed.
 
         Args:
             sign: a value that changes while the dispatcher works.

@@ -15,7 +15,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def cache_tokens(metrics: str, slots: int) -> int | None:
-    """Returns the number of tokens that requests may have at once so that no cache overflows; None
+    """Return the number of tokens that requests may have at once so that no cache overflows; None
     if the engine does not say it.
 
     A request takes whole blocks, so each of ``slots`` requests may waste all but one token of a

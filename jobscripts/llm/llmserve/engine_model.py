@@ -41,7 +41,7 @@ class EngineTimes:
     """Maximum number of tokens of prompts in an iteration."""
 
     def iteration_s(self, prompt_tokens: int, requests: int, kv_tokens: int) -> float:
-        """Returns the seconds of one iteration."""
+        """Return the seconds of one iteration."""
         return (
             self.step_s
             + self.prompt_token_s * prompt_tokens
@@ -50,12 +50,12 @@ class EngineTimes:
         )
 
     def decode_s(self, steps: int, requests: int, kv_tokens: int) -> float:
-        """Returns the seconds of so many iterations without prompts; caches grow meanwhile."""
+        """Return the seconds of so many iterations without prompts; caches grow meanwhile."""
         grown = requests * steps * (steps - 1) / 2
         return steps * self.iteration_s(0, requests, kv_tokens) + self.kv_token_s * grown
 
     def steps_within(self, seconds: float, requests: int, kv_tokens: int, limit: int) -> int:
-        """Returns the number of iterations without prompts that end within a time.
+        """Return the number of iterations without prompts that end within a time.
 
         Args:
             seconds: the time.
@@ -82,7 +82,7 @@ class EngineTimes:
         return count
 
     def token_s(self, capacity: Capacity) -> float:
-        """Returns the seconds for each token of an answer while a replica is full."""
+        """Return the seconds for each token of an answer while a replica is full."""
         return self.iteration_s(0, capacity.slots, capacity.kv_tokens)
 
 
@@ -97,7 +97,7 @@ class IterationSample:
 
 
 def fit(samples: Sequence[IterationSample], max_prompt_tokens: int = 2048) -> EngineTimes:
-    """Returns the times that fit measured iterations best, by least squares of relative errors with
+    """Return the times that fit measured iterations best, by least squares of relative errors with
     no time below 0.
 
     Args:
@@ -192,7 +192,7 @@ class SimulatedEngine:
         self._answers.pop(attempt, None)
 
     def next_event(self) -> float | None:
-        """Returns when the next answer begins or ends, or an iteration with prompts ends; None if
+        """Return when the next answer begins or ends, or an iteration with prompts ends; None if
         there is nothing to do.
         """
         if self._waiting_prompts():
@@ -204,7 +204,7 @@ class SimulatedEngine:
         return self._clock + self._times.decode_s(steps, len(self._answers), self._kv_tokens())
 
     def next_iteration(self) -> float | None:
-        """Returns when the next iteration ends; None if there is nothing to do."""
+        """Return when the next iteration ends; None if there is nothing to do."""
         if self._waiting_prompts():
             return self.next_event()
         if not self._answers:
@@ -212,7 +212,7 @@ class SimulatedEngine:
         return self._clock + self._times.decode_s(1, len(self._answers), self._kv_tokens())
 
     def advance(self, now: float) -> list[EngineReport]:
-        """Compute all iterations that end until ``now``; returns what they generated."""
+        """Compute all iterations that end until ``now``; return what they generated."""
         while True:
             if self._waiting_prompts():
                 chunks, seconds = self._prompt_iteration()

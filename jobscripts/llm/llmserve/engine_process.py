@@ -83,7 +83,7 @@ class EngineProcess:
 
     async def wait(self) -> str:
         """Wait until it has ended, and end its children, which hold the memory that its next run
-        needs. Returns a sentence with its errors and its last lines.
+        needs. Return a sentence with its errors and its last lines.
         """
         assert self._process is not None
         code = await self._process.wait()

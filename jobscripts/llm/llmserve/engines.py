@@ -51,7 +51,7 @@ INSTALLATIONS: Mapping[str, str] = {
 
 
 def engine_command(words: Sequence[str], fields: Mapping[str, str]) -> list[str]:
-    """Returns a command with its fields filled in. Other braces stay.
+    """Return a command with its fields filled in. Other braces stay.
 
     Args:
         words: of the command.

@@ -169,7 +169,7 @@ def _error(refusal: ApiRefusal) -> web.Response:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket for a front.
+    """Return a socket for a front.
 
     Args:
         host: address of this node.

@@ -31,7 +31,7 @@ OTHER_PYTHON = ("venv", "conda", "container")
 
 
 def python_of(job: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
-    """Returns the Python that runs a job on its nodes, and its environment variables; None if they
+    """Return the Python that runs a job on its nodes, and its environment variables; None if they
     are not known here, because modules, conda, a container or a setup command may change them.
 
     Args:

@@ -20,7 +20,7 @@ NOTICE_MARGIN_S = 1.0
 def requests_to_move(
     requests: Mapping[str, TrackedRequest], replicas: Collection[DispatcherReplica], now: float
 ) -> list[TrackedRequest]:
-    """Returns the requests whose attempts are to be stopped now, to be continued elsewhere.
+    """Return the requests whose attempts are to be stopped now, to be continued elsewhere.
 
     Args:
         requests: name → request, of those that have not ended.
@@ -43,7 +43,7 @@ def requests_to_move(
 def count_moving(
     requests: Mapping[str, TrackedRequest], replicas: Collection[DispatcherReplica]
 ) -> int:
-    """Returns the number of requests that are being stopped to be moved.
+    """Return the number of requests that are being stopped to be moved.
 
     Args:
         requests: name → request, of those that have not ended.
@@ -57,7 +57,7 @@ def count_moving(
 
 
 def room(tokens: int, replicas: Collection[DispatcherReplica]) -> int:
-    """Returns the number of requests of a size that the ready replicas could take now.
+    """Return the number of requests of a size that the ready replicas could take now.
 
     Args:
         tokens: number that each request reserves, prompt and answer together.

@@ -73,7 +73,7 @@ class _Answer:
     first_token_at: float | None = None
 
     def read(self, ids: Sequence[int]) -> int:
-        """Decode ids; returns the number after which the text was complete the last time."""
+        """Decode ids; return the number after which the text was complete the last time."""
         text, complete = self.decoder.add(ids)
         self.show(self.stops.add(text))
         return complete
@@ -221,11 +221,11 @@ class LiveDispatcher:
         return self._submit(answer, ())
 
     def generated(self, request: str) -> tuple[int, ...]:
-        """Returns the ids of a request that has not ended from which it could be continued."""
+        """Return the ids of a request that has not ended from which it could be continued."""
         return self._dispatcher.generated(request)
 
     def state(self, request: str) -> RequestState | None:
-        """Returns the state of a request; None if there is none, or it has ended."""
+        """Return the state of a request; None if there is none, or it has ended."""
         return self._dispatcher.state(request)
 
     # --- replicas ---
@@ -295,7 +295,7 @@ class LiveDispatcher:
         return any(each.may_hold_more(largest, now) for each in self._replicas.values())
 
     def counts(self) -> LiveCounts:
-        """Returns the numbers until now."""
+        """Return the numbers until now."""
         counts = self._counts
         counts.moves = self._dispatcher.moves
         counts.losses = self._dispatcher.losses
@@ -305,7 +305,7 @@ class LiveDispatcher:
         return counts
 
     def replicas(self) -> list[ReplicaView]:
-        """Returns the replicas that were added and not removed, in this order."""
+        """Return the replicas that were added and not removed, in this order."""
         states = self._dispatcher.replica_states()
         return [replica.view(states) for replica in self._replicas.values()]
 

@@ -64,7 +64,7 @@ class LiveEngine:
     async def generate(
         self, ids: Sequence[int], max_tokens: int
     ) -> AsyncGenerator[EngineReport, None]:
-        """Yields reports of what is generated; the last one has ``is_last``. An iterator that is
+        """Yield reports of what is generated; the last one has ``is_last``. An iterator that is
         closed earlier stops the attempt.
 
         Args:

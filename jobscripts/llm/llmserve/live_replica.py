@@ -64,7 +64,7 @@ class LiveReplica:
         return self.status.state in (ReplicaState.LOADING, ReplicaState.FAILED)
 
     def view(self, states: Mapping[str, ReplicaState]) -> ReplicaView:
-        """Returns it for people and metrics.
+        """Return it for people and metrics.
 
         Args:
             states: of the replicas that the dispatcher has.

@@ -18,7 +18,7 @@ TOKENS = 16
 
 
 def batch_sizes(slots: int) -> list[int]:
-    """Returns the numbers of concurrent requests that are measured: 1, 8, 64, …, and all slots."""
+    """Return the numbers of concurrent requests that are measured: 1, 8, 64, …, and all slots."""
     sizes, size = [], 1
     while size < slots:
         sizes.append(size)
@@ -27,7 +27,7 @@ def batch_sizes(slots: int) -> list[int]:
 
 
 async def measure_throughput(client: ReplicaClient, model: str, slots: int) -> dict[int, float]:
-    """Returns number of concurrent requests → tokens per second of all of them together.
+    """Return number of concurrent requests → tokens per second of all of them together.
 
     Args:
         client: a client of an engine without other requests.

@@ -42,11 +42,11 @@ class ModelTokenizer:
             raise ValueError(f"{folder} has no tokenizer that can be read: {error}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a prompt, including the special tokens with which prompts begin."""
+        """Return the ids of a prompt, including the special tokens with which prompts begin."""
         return list(self._tokenizer.encode(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns the ids of a chat, by the model's template.
+        """Return the ids of a chat, by the model's template.
 
         Raises:
             ValueError: the model has no template, or it refuses these messages.
@@ -60,7 +60,7 @@ class ModelTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
-        """Returns a decoder for one answer."""
+        """Return a decoder for one answer."""
         return _WindowDecoder(self._tokenizer, prompt[-PROMPT_IDS:])
 
 
@@ -112,7 +112,7 @@ class _WindowDecoder:
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """Returns a tokenizer: ``simulated``, or the folder of a model.
+    """Return a tokenizer: ``simulated``, or the folder of a model.
 
     Raises:
         ValueError: there is none.

@@ -36,7 +36,7 @@ class ApiRefusal(Exception):
         """Seconds after which the same request may be accepted; None: not known."""
 
     def body(self) -> dict[str, Any]:
-        """Returns the body of the answer."""
+        """Return the body of the answer."""
         kind = ERROR_TYPES.get(self.status, "invalid_request_error")
         if self.status >= 500:
             kind = "server_error"
@@ -107,7 +107,7 @@ class GenerationOrder(msgspec.Struct):
 
 
 def read_order(body: bytes, *, is_chat: bool, model: str, kv_tokens: int) -> GenerationOrder:
-    """Parses and checks a body.
+    """Parse and check a body.
 
     Args:
         body: JSON.
@@ -145,7 +145,7 @@ def read_order(body: bytes, *, is_chat: bool, model: str, kv_tokens: int) -> Gen
 
 
 def chat_text(messages: list[ChatMessage]) -> str:
-    """Returns the prompt of a chat. If the chat goes on, the next prompt begins with this one."""
+    """Return the prompt of a chat. If the chat goes on, the next prompt begins with this one."""
     return "".join(f"<{message.role}>{message.text}" for message in messages) + "<assistant>"
 
 
@@ -193,7 +193,7 @@ class AnswerShape(msgspec.Struct):
     order: GenerationOrder
 
     def usage(self, generated: int) -> dict[str, int]:
-        """Returns the numbers of tokens."""
+        """Return the numbers of tokens."""
         prompt = len(self.order.ids)
         return {
             "prompt_tokens": prompt,
@@ -202,7 +202,7 @@ class AnswerShape(msgspec.Struct):
         }
 
     def whole(self, text: str, ids: list[int], reason: str = "length") -> dict[str, Any]:
-        """Returns an answer that is not streamed.
+        """Return an answer that is not streamed.
 
         Args:
             text: the text of the answer.
@@ -222,7 +222,7 @@ class AnswerShape(msgspec.Struct):
     def chunk(
         self, text: str, ids: list[int], *, is_first: bool, reason: str | None
     ) -> dict[str, Any]:
-        """Returns one part of a stream.
+        """Return one part of a stream.
 
         Args:
             text: text that it adds.
@@ -243,7 +243,7 @@ class AnswerShape(msgspec.Struct):
         return {**self._head(kind), "choices": [choice]}
 
     def usage_chunk(self, generated: int) -> dict[str, Any]:
-        """Returns the part of a stream that has the numbers of tokens."""
+        """Return the part of a stream that has the numbers of tokens."""
         kind = "chat.completion.chunk" if self.order.is_chat else "text_completion"
         return {**self._head(kind), "choices": [], "usage": self.usage(generated)}
 

@@ -22,7 +22,7 @@ Line = TypeVar("Line", bound=Hashable)
 
 
 def too_long(prompt_tokens: int, answer_tokens: int, limit: int) -> RequestRefusal:
-    """Returns the refusal of a request that is too long.
+    """Return the refusal of a request that is too long.
 
     Args:
         prompt_tokens: number of tokens of the prompt.
@@ -69,7 +69,7 @@ class OversizeRequests:
             self._refused_tokens = None
 
     def refusal(self, request: GenerationRequest, ready_tokens: int) -> RequestRefusal | None:
-        """Returns the refusal of a request that is over the limit, or is at least as large as one
+        """Return the refusal of a request that is over the limit, or is at least as large as one
         that has waited in vain; else None.
         """
         if self._limit is not None and request.tokens > self._limit:

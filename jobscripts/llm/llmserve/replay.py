@@ -71,7 +71,7 @@ class ReplaySummary:
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
-    """Returns p50, p90 and p99 by the nearest rank; empty without values."""
+    """Return p50, p90 and p99 by the nearest rank; empty without values."""
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -82,7 +82,7 @@ def percentiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def summarize(outcomes: Sequence[ReplayOutcome]) -> ReplaySummary:
-    """Returns the figures of a replay."""
+    """Return the figures of a replay."""
     answered = [outcome for outcome in outcomes if not outcome.error]
     errors: dict[str, int] = {}
     for outcome in outcomes:
@@ -109,7 +109,7 @@ def summarize(outcomes: Sequence[ReplayOutcome]) -> ReplaySummary:
 
 
 def body_of(request: TraceRequest, number: int, endpoint: Endpoint) -> dict[str, Any]:
-    """Returns the body of a request of a trace.
+    """Return the body of a request of a trace.
 
     Args:
         request: a request of the trace.
@@ -133,7 +133,7 @@ async def replay(
     speed: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[ReplayOutcome]:
-    """Sends requests at their times. Returns their outcomes in the order of the trace.
+    """Send requests at their times. Return their outcomes in the order of the trace.
 
     Args:
         requests: requests with their times from the beginning of the trace.

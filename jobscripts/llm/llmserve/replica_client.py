@@ -107,7 +107,7 @@ class ReplicaClient:
         await self._session.close()
 
     async def status(self, timeout_s: float = STATUS_S) -> ReplicaStatus:
-        """Returns the status of the replica from its front.
+        """Return the status of the replica from its front.
 
         Raises:
             ReplicaUnreachable: there is no answer in time, or the answer is not that of a front.
@@ -133,7 +133,7 @@ class ReplicaClient:
             return response.status == 200
 
     async def metrics(self, timeout_s: float = STATUS_S) -> str:
-        """Returns the text of an engine's metrics; empty if it has none.
+        """Return the text of an engine's metrics; empty if it has none.
 
         Raises:
             ReplicaUnreachable: there is no answer in time.
@@ -142,7 +142,7 @@ class ReplicaClient:
             return await response.text(errors="replace") if response.status == 200 else ""
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[EngineChunk, None]:
-        """Yields what an engine generates; the last chunk has a reason. Closing the iterator before
+        """Yield what an engine generates; the last chunk has a reason. Closing the iterator before
         that stops the attempt.
 
         Args:
@@ -171,7 +171,7 @@ class ReplicaClient:
         raise ReplicaUnreachable(f"{self.address} ended an answer before it was complete.")
 
     async def whole(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the unchanged answer of the engine to a request that is not streamed.
+        """Return the unchanged answer of the engine to a request that is not streamed.
 
         Args:
             path: such as ``/v1/chat/completions``.

@@ -173,7 +173,7 @@ class ReplicaProcess:
             await asyncio.gather(follower, return_exceptions=True)
 
     def status(self) -> ReplicaStatus:
-        """Returns the status of the replica."""
+        """Return the status of the replica."""
         slots = self.options.slots
         total = self.throughput.get(slots, 0.0)
         ends = None if math.isinf(self._ends_at) else max(0.0, self._ends_at - time.monotonic())
@@ -209,7 +209,7 @@ class ReplicaProcess:
             self._change(LifeEvent.RESTART)
 
     async def _run_engine(self) -> bool:
-        """One run of the engine, until it ends. Returns whether it had loaded."""
+        """One run of the engine, until it ends. Return whether it had loaded."""
         self._is_loaded.clear()
         started = time.monotonic()
         try:
@@ -293,7 +293,7 @@ class ReplicaProcess:
         return self.sentence if await happens(self._has_crashed, BROKEN_S) else ""
 
     def _end_engine(self) -> str:
-        """The engine says that it is not well. Returns what is said of it; empty, and it goes on,
+        """The engine says that it is not well. Return what is said of it; empty, and it goes on,
         if it has not loaded. What it printed last is known when it has ended.
         """
         if not self._is_loaded.is_set():
@@ -360,7 +360,7 @@ class ReplicaProcess:
 
 
 def command_of(options: ReplicaOptions, engine_socket: Path) -> list[str]:
-    """Returns the command of the engine on this node.
+    """Return the command of the engine on this node.
 
     Args:
         options: the options of the replica.

@@ -50,7 +50,7 @@ class Capacity:
 
 
 def prefix_blocks(ids: Sequence[int]) -> list[int]:
-    """Returns a hash for each whole block of a prompt, of all ids up to the end of the block."""
+    """Return a hash for each whole block of a prompt, of all ids up to the end of the block."""
     blocks, digest = [], 0
     for start in range(0, len(ids) - PREFIX_BLOCK + 1, PREFIX_BLOCK):
         digest = zlib.crc32(array("I", ids[start : start + PREFIX_BLOCK]).tobytes(), digest)
@@ -74,7 +74,7 @@ class PrefixMemory:
             self._blocks.popitem(last=False)
 
     def match(self, blocks: Sequence[int]) -> int:
-        """Returns the number of leading blocks that are cached."""
+        """Return the number of leading blocks that are cached."""
         for number, block in enumerate(blocks):
             if block not in self._blocks:
                 return number
@@ -130,7 +130,7 @@ class DispatcherReplica:
     def rank(
         self, answer_tokens: int, blocks: Sequence[int], now: float
     ) -> tuple[bool, float, int, float]:
-        """Returns the rank of this replica among those that fit; the smallest is best.
+        """Return the rank of this replica among those that fit; the smallest is best.
 
         Args:
             answer_tokens: tokens that are still to be generated.
@@ -154,7 +154,7 @@ def best_replica(
     blocks: Sequence[int],
     now: float,
 ) -> DispatcherReplica | None:
-    """Returns the replica that a request is posted to; None if it fits nowhere.
+    """Return the replica that a request is posted to; None if it fits nowhere.
 
     Args:
         replicas: replicas in any fixed order; of equal ones the first is chosen.

@@ -43,7 +43,7 @@ class MembersClient(Protocol):
     """The part of ``malletrain.AsyncClient`` that is used."""
 
     async def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> Any:
-        """Returns the members of a service, after a change since ``since``."""
+        """Return the members of a service, after a change since ``since``."""
 
 
 class ReplicaFollower:

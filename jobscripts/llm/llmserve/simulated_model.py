@@ -24,17 +24,17 @@ _FACTOR = 2_654_435_761
 
 
 def digest_of(ids: Sequence[int], digest: int = 0) -> int:
-    """Returns the state of the model after ``ids``, which follow those of ``digest``."""
+    """Return the state of the model after ``ids``, which follow those of ``digest``."""
     return zlib.crc32(array("I", ids).tobytes(), digest)
 
 
 def next_token(digest: int) -> int:
-    """Returns the id that follows in a state."""
+    """Return the id that follows in a state."""
     return (digest * _FACTOR >> 7) % VOCABULARY
 
 
 def generate(digest: int, count: int) -> tuple[list[int], int]:
-    """Returns ``count`` ids that follow, and the state after them."""
+    """Return ``count`` ids that follow, and the state after them."""
     ids = []
     for _ in range(count):
         token = next_token(digest)
@@ -44,7 +44,7 @@ def generate(digest: int, count: int) -> tuple[list[int], int]:
 
 
 def complete_until(ids: Sequence[int], *, whole: bool = True) -> int:
-    """Returns the number of the first ids up to the last one after which the text is complete.
+    """Return the number of the first ids up to the last one after which the text is complete.
 
     Args:
         ids: the newest ids of an answer.
@@ -64,7 +64,7 @@ _GENERATED = re.compile(r" (0|[1-9]\d{0,4})(?:·(0|[1-9]\d{0,4}))?(?!\d)")
 
 
 def detokenize(ids: Sequence[int]) -> str:
-    """Returns the text of generated ids, which begin with a whole character."""
+    """Return the text of generated ids, which begin with a whole character."""
     parts, first = [], None
     for token in ids:
         if first is not None:
@@ -80,7 +80,7 @@ def detokenize(ids: Sequence[int]) -> str:
 
 
 def tokenize(text: str) -> list[int]:
-    """Returns the ids of a text."""
+    """Return the ids of a text."""
     ids, position = [], 0
     for match in _GENERATED.finditer(text):
         numbers = [int(number) for number in match.groups() if number is not None]

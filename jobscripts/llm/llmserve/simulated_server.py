@@ -67,7 +67,7 @@ class AnswerText:
 
 
 def make_app(engine: LiveEngine, model: str, load_s: float = 0.0) -> FastAPI:
-    """Returns the application of one engine.
+    """Return the application of one engine.
 
     Args:
         engine: computes while the application runs.
@@ -187,7 +187,7 @@ async def _until_disconnect(request: Request, answer: Any) -> dict[str, Any] | N
 
 
 def listen(path: Path) -> socket.socket:
-    """Returns a Unix socket to which only this user may connect. A socket that an earlier process
+    """Return a Unix socket to which only this user may connect. A socket that an earlier process
     left behind is replaced.
 
     Raises:
@@ -210,7 +210,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the options."""
+    """Return the parser of the options."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -228,7 +228,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns an exit code."""
+    """Serve until SIGTERM; return an exit code."""
     options = parser().parse_args(arguments)
     times = EngineTimes(options.step_s, FAST.prompt_token_s, FAST.request_s, FAST.kv_token_s)
     try:

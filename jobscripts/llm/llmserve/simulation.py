@@ -95,7 +95,7 @@ class ServingResult:
     repeated_tokens: int = 0
 
     def count(self, state: RequestState) -> int:
-        """Returns the number of requests that ended in a state."""
+        """Return the number of requests that ended in a state."""
         return sum(r.end is not None and r.end.state is state for r in self.records.values())
 
 
@@ -149,7 +149,7 @@ class ServingSimulation:
     def run(
         self, arrivals: Iterable[Arrival], nodes: Iterable[Presence], until: float = math.inf
     ) -> ServingResult:
-        """Run until no event is left, or until a time. Returns the result.
+        """Run until no event is left, or until a time. Return the result.
 
         Args:
             arrivals: requests in the order of time.

@@ -17,7 +17,7 @@ class AnswerDecoder(Protocol):
     """
 
     def add(self, ids: Sequence[int]) -> tuple[str, int]:
-        """Add ids. Returns the text that is complete now, and the number of ``ids`` up to the last
+        """Add ids. Return the text that is complete now, and the number of ``ids`` up to the last
         one after which the text was complete (0: it was after none of them).
         """
         ...
@@ -27,7 +27,7 @@ class AnswerDecoder(Protocol):
         ...
 
     def end(self) -> str:
-        """Returns the text of the newest ids, whose text is not complete: no ids will follow."""
+        """Return the text of the newest ids, whose text is not complete: no ids will follow."""
         ...
 
 
@@ -35,11 +35,11 @@ class Tokenizer(Protocol):
     """The tokenizer of a model. Used in one thread."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a prompt."""
+        """Return the ids of a prompt."""
         ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns the ids of a chat, up to where the answer begins.
+        """Return the ids of a chat, up to where the answer begins.
 
         Args:
             messages: each with ``role`` and ``content``, as in the OpenAI API.
@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
         ...
 
     def decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
-        """Returns a decoder for one answer.
+        """Return a decoder for one answer.
 
         Args:
             prompt: ids that the answer follows.
@@ -62,17 +62,17 @@ class SimulatedTokenizer:
     """The tokenizer of the simulated engine."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a prompt."""
+        """Return the ids of a prompt."""
         return tokenize(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns the ids of a chat."""
+        """Return the ids of a chat."""
         return tokenize(
             chat_text([ChatMessage(str(m["role"]), m.get("content")) for m in messages])
         )
 
     def decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
-        """Returns a decoder for one answer."""
+        """Return a decoder for one answer."""
         return _SimulatedDecoder()
 
 
@@ -115,7 +115,7 @@ class StopStrings:
         """Whether one was found."""
 
     def add(self, text: str) -> str:
-        """Add text. Returns the text that can be sent, no end of which may begin a stop string."""
+        """Add text. Return the text that can be sent, no end of which may begin a stop string."""
         if self.has_stopped:
             return ""
         text = self._pending + text
@@ -132,7 +132,7 @@ class StopStrings:
         self._pending, self.has_stopped = "", False
 
     def end(self) -> str:
-        """Returns the text that was held back: no more follows."""
+        """Return the text that was held back: no more follows."""
         pending, self._pending = self._pending, ""
         return pending
 

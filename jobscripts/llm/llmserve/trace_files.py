@@ -80,7 +80,7 @@ class TraceWriter:
             self._file.write(json.dumps(row) + "\n")
 
     def write_all(self, requests: Iterable[TraceRequest]) -> int:
-        """Append requests; returns their number."""
+        """Append requests; return their number."""
         count = 0
         for request in requests:
             self.write(request)
@@ -92,7 +92,7 @@ class TraceWriter:
 
 
 def block_hashes(ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns a hash for each block of :data:`MOONCAKE_BLOCK` ids of a prompt, of all ids up to the
+    """Return a hash for each block of :data:`MOONCAKE_BLOCK` ids of a prompt, of all ids up to the
     end of the block. The last block may be shorter.
     """
     hashes, digest = [], 0

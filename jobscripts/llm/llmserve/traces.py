@@ -55,7 +55,7 @@ class TraceRequest:
     """Number of tokens of a block; 0: there are no blocks."""
 
     def prompt(self, number: int) -> list[int]:
-        """Returns made-up ids of a prompt with this length and these blocks.
+        """Return made-up ids of a prompt with this length and these blocks.
 
         Args:
             number: number of the request; ids outside the blocks depend on it.
@@ -70,7 +70,7 @@ class TraceRequest:
 
 
 def read(path: str | os.PathLike[str]) -> list[TraceRequest]:
-    """Returns the requests of a file, in the order of time.
+    """Return the requests of a file, in the order of time.
 
     Args:
         path: CSV or JSON lines; ``.gz`` is unpacked.
@@ -160,7 +160,7 @@ def _column(header: list[str], names: tuple[str, ...]) -> int:
 
 
 def _checked(request: TraceRequest) -> TraceRequest:
-    """Returns the request with at least one token each in prompt and answer, as engines need."""
+    """Return the request with at least one token each in prompt and answer, as engines need."""
     if request.prompt_tokens < 0 or request.output_tokens < 0:
         raise ValueError("a number of tokens is negative")
     return replace(

@@ -232,7 +232,7 @@ class PatchQueue:
         return [number for number in range(len(self.items)) if not self.file(number).exists()]
 
     def make(self, numbers: Sequence[int]) -> int:
-        """Make these patches, those that are there already left out; returns how many results
+        """Make these patches, those that are there already left out; return how many results
         became ours.
         """
         todo = [number for number in numbers if not self.file(number).exists()]
@@ -364,7 +364,7 @@ def sample(
     model_name: str,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Work the queue off, alone, under torchrun or under MalleTrain; returns the path of the
+    """Work the queue off, alone, under torchrun or under MalleTrain; return the path of the
     result, which rank 0 writes.
 
     Raises:

@@ -98,7 +98,7 @@ def device_here() -> torch.device:
 
 
 def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = print) -> Path:
-    """Train, or go on where the snapshot in the folder is; returns the path of the model. Run it
+    """Train, or go on where the snapshot in the folder is; return the path of the model. Run it
     alone, by torchrun or by MalleTrain.
 
     Raises:

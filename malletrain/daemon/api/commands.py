@@ -149,7 +149,7 @@ class CommandOperations:
 
     async def _input(self, user: str, params: Mapping[str, Any]) -> int:
         """Forward input from ``offset`` on, as soon as the process has read enough of the earlier
-        input. Returns the number of bytes that were accepted in total; fewer than offered if the
+        input. Return the number of bytes that were accepted in total; fewer than offered if the
         process did not read within ``wait_s``. Input of a command that has ended is accepted and
         dropped.
         """

@@ -178,7 +178,7 @@ class Agents:
             self.reach(agent, message)
 
     def reach(self, agent: LeasedAgent, message: messages.Message) -> bool:
-        """Send a message. If the agent cannot be reached, note since when. Returns whether it was
+        """Send a message. If the agent cannot be reached, note since when. Return whether it was
         reached.
         """
         if self._send(agent.peer, message):
@@ -254,7 +254,7 @@ class Adoption:
         self._assignments.setdefault(assignment.job, {})[node] = assignment
 
     def update(self, node: str, assignment: Assignment) -> bool:
-        """Replace the recorded assignment of a node by a newer one. Returns whether there was one
+        """Replace the recorded assignment of a node by a newer one. Return whether there was one
         of this job.
         """
         is_recorded = node in self._assignments.get(assignment.job, {})

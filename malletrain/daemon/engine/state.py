@@ -52,7 +52,7 @@ class LeaseRows:
         self.active.update((row.id, row) for row in rows)
 
     def update(self, lease: str, **changes: Any) -> LeaseRow:
-        """Change fields of a lease that has not ended. Returns the new row."""
+        """Change fields of a lease that has not ended. Return the new row."""
         self.update_all({lease: changes})
         return self.active[lease]
 
@@ -190,7 +190,7 @@ class TransactionOutbox:
         self._is_batching = False
 
     def post(self, peer: bytes, message: messages.Message) -> bool:
-        """Send a message now, or after the batch. Returns whether the peer was reached; True if
+        """Send a message now, or after the batch. Return whether the peer was reached; True if
         that is not known yet.
         """
         if not self._is_batching:
@@ -216,7 +216,7 @@ class TransactionOutbox:
         del self._waiting[savepoint:]
 
     def flush(self) -> list[bytes]:
-        """Send the held messages. Returns the peers that a message of :meth:`post` did not
+        """Send the held messages. Return the peers that a message of :meth:`post` did not
         reach.
         """
         waiting, self._waiting = self._waiting, []

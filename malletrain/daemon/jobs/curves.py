@@ -213,7 +213,7 @@ class Curves:
     def described(
         self, job: str, spec: messages.JobSpec, facts: dict[str, Any]
     ) -> ScalingModel | None:
-        """Store the model size that the job's script reports. Returns the prior from the nearest
+        """Store the model size that the job's script reports. Return the prior from the nearest
         sibling; None if there is none.
 
         Args:

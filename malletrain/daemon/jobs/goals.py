@@ -152,7 +152,7 @@ class JobGoals:
         return WorkReported(run.row.id, run.monitor.total)
 
     def work_left(self, run: ActiveJob, facts: Mapping[str, Any]) -> list[Event]:
-        """Store the remaining work that a job's sampler reports. Returns the events for the
+        """Store the remaining work that a job's sampler reports. Return the events for the
         controller.
         """
         remaining, generation = facts.get("left"), facts.get("generation")
@@ -170,7 +170,7 @@ class JobGoals:
         ]
 
     def extend(self, job: str, goals: OwnerGoals, *, stated: bool) -> GoalsChanged:
-        """Store new goals of a job. ``stated``: whether the owner stated the work. Returns the
+        """Store new goals of a job. ``stated``: whether the owner stated the work. Return the
         event for the controller.
         """
         self._put(job, goals, stated=stated)

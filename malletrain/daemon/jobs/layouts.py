@@ -212,7 +212,7 @@ class Layouts:
         )
 
     def failed(self, run: ActiveJob, sentence: str) -> bool:
-        """Handle a failure of the job's workers. Returns whether the layout has caused it: then the
+        """Handle a failure of the job's workers. Return whether the layout has caused it: then the
         next round has another one, and the failure does not count. ``sentence``: the failure.
         """
         tuner = run.tuner
@@ -245,7 +245,7 @@ class Layouts:
     # --- progress ---
 
     def measure(self, run: ActiveJob, record: Progress) -> bool:
-        """Add the counts of one worker. Returns whether :meth:`follow` is due."""
+        """Add the counts of one worker. Return whether :meth:`follow` is due."""
         tuner, rounds = run.tuner, run.rounds
         if tuner is None or tuner.is_settled:
             return False

@@ -52,7 +52,7 @@ class SampleCount:
 
     def advance(self) -> bool:
         """Move ``time`` to the newest common common_time and ``samples`` to the sum at that moment,
-        since the round began. Returns whether ``time`` changed.
+        since the round began. Return whether ``time`` changed.
         """
         all_reports = self._reports_by_rank.values()
         newest = max((t[-1][0] for t in all_reports), default=0.0)

@@ -199,7 +199,7 @@ class Retention:
         self._due = 0.0
 
     def look(self, now: float) -> int:
-        """Delete what is old if a check is due. Returns the number of deleted rows, and of jobs
+        """Delete what is old if a check is due. Return the number of deleted rows, and of jobs
         whose logs were deleted.
         """
         # If the clock was set back, the next check is due at once.

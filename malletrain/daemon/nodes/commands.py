@@ -57,7 +57,7 @@ class RelayedCommand:
     # --- the agent ---
 
     def output(self, message: messages.CommandOutput) -> bool:
-        """Take output. Returns False if the agent sent more than it was allowed to."""
+        """Take output. Return False if the agent sent more than it was allowed to."""
         size = self._received + len(message.data) - self._confirmed
         if self._ended or size > OUTPUT_WINDOW:
             return self._ended
@@ -90,7 +90,7 @@ class RelayedCommand:
         return max(0, INPUT_WINDOW - (self.accepted - self._input_read))
 
     def confirm(self, cursor: int) -> int | None:
-        """Drop the output before ``cursor``, which the client has. Returns the new limit of output
+        """Drop the output before ``cursor``, which the client has. Return the new limit of output
         for the agent; None if it does not change. Raises ValueError for a cursor that was never
         returned.
         """
@@ -104,7 +104,7 @@ class RelayedCommand:
         return self._confirmed + OUTPUT_WINDOW if self._confirmed != before else None
 
     def view(self) -> CommandView:
-        """Returns the output that the client has not confirmed, and the end."""
+        """Return the output that the client has not confirmed, and the end."""
         return CommandView(
             tuple(self._parts), self._received, self._ended, self._code, self._sentence
         )

@@ -392,7 +392,7 @@ class Farms:
         farm.unwanted.add(node)
 
     def _review(self, run: ActiveJob, farm: Farm) -> bool:
-        """Put the tasks back that failed on nodes on which none has ever succeeded. Returns whether
+        """Put the tasks back that failed on nodes on which none has ever succeeded. Return whether
         any waits again.
         """
         job, now = run.row.id, self._state.clock.now()
@@ -459,7 +459,7 @@ class Farms:
         self._jobs.save_soon(run)
 
     def _end(self, run: ActiveJob, farm: Farm, changes: list[TaskChange]) -> bool:
-        """End the job if all its tasks have ended, or none could be started. Returns whether."""
+        """End the job if all its tasks have ended, or none could be started. Return whether."""
         state, job, counts = self._state, run.row.id, farm.queue.counts()
         failed, total = counts[TaskState.FAILED], farm.spec.total
         if (

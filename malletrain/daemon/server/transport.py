@@ -61,7 +61,7 @@ class ZapAuthenticator:
         self.socket.bind(ENDPOINT)
 
     def admit(self, seconds: float) -> bool:
-        """Authenticate waiting connections for ``seconds`` at most. Returns whether more may
+        """Authenticate waiting connections for ``seconds`` at most. Return whether more may
         wait.
         """
         until = time.monotonic() + seconds
@@ -249,7 +249,7 @@ class Transport:
         return monitor
 
     def bind(self, listen: str) -> str:
-        """Bind to ``listen`` (port 0: any free port). Returns the bound address. Connections wait
+        """Bind to ``listen`` (port 0: any free port). Return the bound address. Connections wait
         until :meth:`serve`, because the keys of the leases may not be known yet, and ZeroMQ does
         not retry after it was refused. Raises OSError with a sentence.
         """
@@ -304,7 +304,7 @@ class Transport:
         self._context.term()
 
     def send(self, peer: bytes, message: messages.Message) -> bool:
-        """Send a message to ``peer``. Returns False if it was not sent: the peer is not connected
+        """Send a message to ``peer``. Return False if it was not sent: the peer is not connected
         or does not read, or this end is closed. An answer that cannot be encoded (for example
         because it is too large) is replaced by an error.
         """
@@ -361,7 +361,7 @@ class Transport:
             self._schedule_receive()
 
     def _read_batch(self, receiver: Receiver) -> bool:
-        """Handle waiting messages for one turn. Returns whether there may be more. Messages that
+        """Handle waiting messages for one turn. Return whether there may be more. Messages that
         were too many for the previous turn wait in the queue, which serves their senders in turn.
         """
         if self._turn_was_short:
@@ -408,7 +408,7 @@ class Transport:
         return ReceivedMessage(key, frames, number, sum(map(len, frames)))
 
     def _frames(self) -> tuple[list[Any], int, int]:
-        """Read one message. Returns its first FRAMES frames, the number of all frames, and the size
+        """Read one message. Return its first FRAMES frames, the number of all frames, and the size
         of the body in bytes. A message with more frames is invalid, and the others are dropped.
         Raises ZMQError if there is no message.
         """

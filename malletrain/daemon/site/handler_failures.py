@@ -124,7 +124,7 @@ class HandlerFailures:
         )
 
     def may_begin_anew(self, error: BaseException) -> bool:
-        """Record a failure of the daemon that no message caused. Returns whether its components may
+        """Record a failure of the daemon that no message caused. Return whether its components may
         be replaced again. If not, the daemon ends, and the service manager decides.
         """
         now = self._now()

@@ -262,7 +262,7 @@ class Metrics:
             self._jobs.labels(state).set(by_state.get(state, 0))
 
     def job(self, job: str, rate: float, nodes: int, samples: float) -> bool:
-        """Set the gauges of one job. Returns whether it is shown.
+        """Set the gauges of one job. Return whether it is shown.
 
         Args:
             job: id of the job.
@@ -430,7 +430,7 @@ class Metrics:
     # --- serving ---
 
     def serve(self, listen: str) -> int:
-        """Serve the metrics at ``HOST:PORT`` from a thread. Returns the port, which the system
+        """Serve the metrics at ``HOST:PORT`` from a thread. Return the port, which the system
         chooses if 0 is given. Raises MetricsError.
         """
         host, _, port = listen.rpartition(":")

@@ -26,7 +26,7 @@ MIN_DESCRIPTORS = 65_536
 
 def allow_many(number: int = MIN_DESCRIPTORS) -> int:
     """Raise the soft limit of this process to ``number``, or to the hard limit if that is lower.
-    Never lowers it. Returns the new soft limit.
+    Never lowers it. Return the new soft limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     new_limit = number if hard == resource.RLIM_INFINITY else min(number, hard)

@@ -33,7 +33,7 @@ class StatePart:
 
 
 def overlap(source: StatePart, part: int, parts: int) -> int:
-    """Returns the number of bytes that ``source`` has of a part of the next layout.
+    """Return the number of bytes that ``source`` has of a part of the next layout.
 
     Args:
         source: the part that a process has.
@@ -49,7 +49,7 @@ def overlap(source: StatePart, part: int, parts: int) -> int:
 
 
 def best_order(holdings: Sequence[StatePart | None]) -> list[int]:
-    """Returns the new rank of each process of the next group.
+    """Return the new rank of each process of the next group.
 
     Args:
         holdings: the part that each process has, in the daemon's order; None for a joiner.
@@ -73,7 +73,7 @@ def best_order(holdings: Sequence[StatePart | None]) -> list[int]:
 
 
 def _maximum_assignment(gains: Sequence[Sequence[int]]) -> list[int]:
-    """Returns a different column for each row, so that the sum of the gains is the maximum. There
+    """Return a different column for each row, so that the sum of the gains is the maximum. There
     must not be more rows than columns.
     """
     if not gains:

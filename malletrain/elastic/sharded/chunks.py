@@ -26,14 +26,14 @@ class Chunk:
         return prod(self.sizes)
 
     def common(self, other: Chunk) -> Chunk | None:
-        """Returns the intersection of both boxes; None if it is empty."""
+        """Return the intersection of both boxes; None if it is empty."""
         offsets = tuple(map(max, self.offsets, other.offsets))
         ends = map(min, self._ends(), other._ends())
         sizes = tuple(end - at for end, at in zip(ends, offsets, strict=True))
         return Chunk(offsets, sizes) if all(size > 0 for size in sizes) else None
 
     def without(self, other: Chunk) -> list[Chunk]:
-        """Returns the elements that are not in ``other``, as boxes that do not overlap."""
+        """Return the elements that are not in ``other``, as boxes that do not overlap."""
         shared = self.common(other)
         if shared is None:
             return [self] if self.elements else []
@@ -54,14 +54,14 @@ class Chunk:
         return rest
 
     def within(self, outer: Chunk) -> tuple[slice, ...]:
-        """Returns the slices of this box in a tensor that contains the box ``outer``."""
+        """Return the slices of this box in a tensor that contains the box ``outer``."""
         return tuple(
             slice(at - base, at - base + size)
             for at, base, size in zip(self.offsets, outer.offsets, self.sizes, strict=True)
         )
 
     def split(self, max_elements: int) -> Iterator[Chunk]:
-        """Yields boxes of at max_elements ``max_elements`` elements (at least one), in order."""
+        """Yield boxes of at max_elements ``max_elements`` elements (at least one), in order."""
         if self.elements <= max(1, max_elements):
             if self.elements:
                 yield self
@@ -85,7 +85,7 @@ class Chunk:
 
 
 def share(length: int, ranks: int, rank: int) -> tuple[int, int]:
-    """Returns (first, number) of the rows of one rank, as DTensor distributes them: equal parts,
+    """Return (first, number) of the rows of one rank, as DTensor distributes them: equal parts,
     rounded up, from the front. The last ranks have fewer or none.
 
     Args:

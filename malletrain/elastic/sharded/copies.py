@@ -43,7 +43,7 @@ class Version:
     """Identifier of the history. It changes each time the run goes back to an earlier state."""
 
     def follows(self, other: Version) -> bool:
-        """Returns whether this is the version after one update of ``other``."""
+        """Return whether this is the version after one update of ``other``."""
         return self.updates == other.updates + 1 and self.history == other.history
 
 
@@ -62,13 +62,13 @@ class ShardStanding:
 
 
 def candidates(table: Sequence[ShardStanding]) -> list[Version]:
-    """Returns the versions of which any process has a part, the newest first."""
+    """Return the versions of which any process has a part, the newest first."""
     versions = {row.live for row in table if row.live is not None}
     return sorted(versions | {version for row in table for version in row.copies}, reverse=True)
 
 
 def source_of(table: Sequence[ShardStanding], version: Version) -> int:
-    """Returns the rank that sends the state without its shards: one that finished its step, if
+    """Return the rank that sends the state without its shards: one that finished its step, if
     any.
     """
     live = [rank for rank, row in enumerate(table) if row.live == version]
@@ -78,7 +78,7 @@ def source_of(table: Sequence[ShardStanding], version: Version) -> int:
 
 
 def holdings(table: Sequence[ShardStanding], version: Version) -> list[bool]:
-    """Returns, for each attempt to find all parts of a version, whether processes that train it
+    """Return, for each attempt to find all parts of a version, whether processes that train it
     offer their copies of it as well. Such a process may have the only copy of the shards of a lost
     peer, if the other processes are an update ahead.
     """
@@ -151,7 +151,7 @@ def _send_and_receive(
 
 
 def digest(objects: Mapping[str, Any]) -> str:
-    """Returns a hash over the whole state of ``objects``, which does not depend on its layout.
+    """Return a hash over the whole state of ``objects``, which does not depend on its layout.
     Called on all ranks.
     """
     skeletons, tensors = take_apart(objects)

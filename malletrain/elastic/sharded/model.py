@@ -51,16 +51,16 @@ class ShardedModel(torch.nn.Module):
         return module
 
     def whole(self) -> torch.nn.Module:
-        """Returns the unsharded model with its initial values, in host memory."""
+        """Return the unsharded model with its initial values, in host memory."""
         with torch.device("cpu"):
             return self._build()
 
     def sharded(self, mesh: Any) -> torch.nn.Module:
-        """Returns a module for ``mesh``, with memory and undefined values. Raises ElasticError."""
+        """Return a module for ``mesh``, with memory and undefined values. Raises ElasticError."""
         return self.without_memory(mesh).to_empty(device=self._device)
 
     def without_memory(self, mesh: Any) -> torch.nn.Module:
-        """Returns a module for ``mesh``, on ``meta``. Raises ElasticError."""
+        """Return a module for ``mesh``, on ``meta``. Raises ElasticError."""
         module = self._on_meta()
         returned = self._parallelize(module, mesh)
         module = returned if isinstance(returned, torch.nn.Module) else module
@@ -88,7 +88,7 @@ class ShardedModel(torch.nn.Module):
         return self.module(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the state dict of the module."""
+        """Return the state dict of the module."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def release(module: torch.nn.Module) -> None:
 
 
 def saved_names(module: torch.nn.Module) -> set[str]:
-    """Returns the names, without wrappers, of all entries of the module's state dict."""
+    """Return the names, without wrappers, of all entries of the module's state dict."""
     return {plain_name(name) for name in module.state_dict()}
 
 

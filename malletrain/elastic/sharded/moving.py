@@ -47,13 +47,13 @@ class Bundle:
         return len(self.boxes) == 1 and self.boxes[0].is_contiguous()
 
     def packed(self) -> torch.Tensor:
-        """Returns the message. A single contiguous box is sent without a copy."""
+        """Return the message. A single contiguous box is sent without a copy."""
         if self._is_single_contiguous():
             return self.boxes[0]
         return torch.cat([_bytes_of(box.contiguous()) for box in self.boxes])
 
     def room(self) -> torch.Tensor:
-        """Returns the tensor into which the message is received."""
+        """Return the tensor into which the message is received."""
         if self._is_single_contiguous():
             return self.boxes[0]
         return torch.empty(self.size, dtype=torch.uint8, device=self.boxes[0].device)
@@ -77,7 +77,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of(tensors: Mapping[str, Any]) -> dict[str, list[tuple[Chunk, torch.Tensor]]]:
-    """Returns the boxes of sharded ``tensors`` that this process has."""
+    """Return the boxes of sharded ``tensors`` that this process has."""
     parts = {}
     # Cached, because computing boxes takes 0.1 ms and a model has few shapes.
     boxes_of_layout: dict[Any, list[Chunk]] = {}
@@ -94,7 +94,7 @@ def parts_of(tensors: Mapping[str, Any]) -> dict[str, list[tuple[Chunk, torch.Te
 
 
 def layout_of(parts: Parts) -> dict[str, tuple[Chunk, ...]]:
-    """Returns the boxes of ``parts``, without their elements."""
+    """Return the boxes of ``parts``, without their elements."""
     return {key: tuple(chunk for chunk, _ in boxes) for key, boxes in parts.items()}
 
 
@@ -119,7 +119,7 @@ def carry_out(group: Group, plan: TransferPlan, sources: Parts, targets: Parts) 
 
 
 def bundles(rank: int, plan: TransferPlan, sources: Parts, targets: Parts) -> list[Bundle]:
-    """Returns the messages that ``rank`` sends and receives, in order. Pieces between the same two
+    """Return the messages that ``rank`` sends and receives, in order. Pieces between the same two
     ranks are combined up to PIECE_BYTES. Both ends compute the same messages, and all processes the
     same order.
 
@@ -179,7 +179,7 @@ def _box(parts: Parts, piece: Piece) -> torch.Tensor:
 
 
 def combined(several: Iterable[Parts]) -> dict[str, list[tuple[Chunk, torch.Tensor]]]:
-    """Returns the boxes of all ``several`` in one mapping."""
+    """Return the boxes of all ``several`` in one mapping."""
     merged: dict[str, list[tuple[Chunk, torch.Tensor]]] = {}
     for parts in several:
         for key, boxes in parts.items():

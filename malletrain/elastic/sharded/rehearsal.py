@@ -143,7 +143,7 @@ def touch(tensors: Mapping[str, Any], device: torch.device) -> None:
 def twin_of(
     optimizer: torch.optim.Optimizer, old: torch.nn.Module, new: torch.nn.Module
 ) -> torch.optim.Optimizer:
-    """Returns a copy of ``optimizer`` without state, whose updates do not change ``optimizer``.
+    """Return a copy of ``optimizer`` without state, whose updates do not change ``optimizer``.
 
     Args:
         optimizer: the optimizer.

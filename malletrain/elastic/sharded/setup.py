@@ -45,7 +45,7 @@ def sharded_training(
     every_s: float,
     warmup: Callable[[], None] | None,
 ) -> ShardedTraining:
-    """Returns the training that the arguments of a run describe.
+    """Return the training that the arguments of a run describe.
 
     Args:
         shards: arguments for the sharded model.

@@ -42,7 +42,7 @@ each rank.
 
 
 def all_gather(group: Group, value: Any) -> list[Any]:
-    """Returns the ``value`` of each rank, by rank."""
+    """Return the ``value`` of each rank, by rank."""
     if not group.several:
         return [value]
     values: list[Any] = [None] * group.place.size
@@ -51,7 +51,7 @@ def all_gather(group: Group, value: Any) -> list[Any]:
 
 
 def broadcast(group: Group, source: int, data: bytes) -> bytes:
-    """Returns the ``data`` of the rank ``source``.
+    """Return the ``data`` of the rank ``source``.
 
     Args:
         group: the default group.
@@ -118,7 +118,7 @@ def hand_over(training: ShardedTraining, group: Group, invited: Callable[[int], 
 def _assign_orphans(
     layouts: Sequence[Layout], staying: Mapping[int, tuple[int, int]], is_hsdp: bool
 ) -> list[dict[str, list[Chunk]]]:
-    """Returns the boxes that each rank of the old group takes of those that only leavers have. A
+    """Return the boxes that each rank of the old group takes of those that only leavers have. A
     rank takes those that it needs in the next group; the rest is assigned in turn.
     """
     assigned: list[dict[str, list[Chunk]]] = [{} for _ in layouts]
@@ -149,7 +149,7 @@ def _assign_orphans(
 
 
 def _next_part(boxes: list[Chunk], part: int, parts: int) -> Chunk | None:
-    """Returns the box of a part of the next layout, which shards the dimension in which ``boxes``
+    """Return the box of a part of the next layout, which shards the dimension in which ``boxes``
     differ; None if it is empty.
     """
     ends = [max(c.offsets[d] + c.sizes[d] for c in boxes) for d in range(len(boxes[0].offsets))]
@@ -225,7 +225,7 @@ def share_shards(training: ShardedTraining, group: Group, shard_group_size: int)
 
 def _catch_up(training: ShardedTraining, table: Sequence[copies.ShardStanding]) -> bool:
     """Make the update that other ranks have made, if this process has its gradients as well.
-    Returns whether it did.
+    Return whether it did.
     """
     version, live = training.version, [row.live for row in table if row.live is not None]
     pending = training.standing_in_shards().pending

@@ -58,7 +58,7 @@ MAX_LISTED_ELEMENTS = 64
 
 
 def tensor_of(numbers: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the tensor that :func:`dumps` wrote as a list of numbers."""
+    """Return the tensor that :func:`dumps` wrote as a list of numbers."""
     return torch.tensor(numbers, dtype=dtype)
 
 
@@ -78,7 +78,7 @@ class _Pickler(pickle.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """Returns ``value`` pickled. ``pickle.loads`` reads it."""
+    """Return ``value`` pickled. ``pickle.loads`` reads it."""
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return file.getvalue()
@@ -105,7 +105,7 @@ class MeshCache:
         self._meshes: dict[tuple[int, int], Any] = {}
 
     def mesh_for(self, place: Place, shard_group_size: int) -> Any:
-        """Returns the mesh over the current default group.
+        """Return the mesh over the current default group.
 
         Args:
             place: membership of this process in the round.
@@ -133,11 +133,11 @@ class MeshCache:
         return init_device_mesh(self._device, shape, mesh_dim_names=names)
 
     def is_cached(self, place: Place) -> bool:
-        """Returns whether there is a mesh for this rank and number of ranks."""
+        """Return whether there is a mesh for this rank and number of ranks."""
         return (place.rank, place.size) in self._meshes
 
     def _cached_mesh(self, rank: int, size: int) -> Any | None:
-        """Returns the mesh for this rank and size, which is made if needed. None if this torch
+        """Return the mesh for this rank and size, which is made if needed. None if this torch
         cannot give it the new group.
         """
         mesh = self._meshes.get((rank, size))
@@ -256,7 +256,7 @@ class ShardedTraining(Training):
     # --- the state that it offers ---
 
     def for_joiners(self) -> str:
-        """Returns an empty list, because only the transfer plan gives the shards of a joiner."""
+        """Return an empty list, because only the transfer plan gives the shards of a joiner."""
         return "[]"
 
     @property
@@ -265,7 +265,7 @@ class ShardedTraining(Training):
         return Version(self.updates, self.steps, self.history) if self.has_state else None
 
     def standing_in_shards(self) -> ShardStanding:
-        """Returns the progress of this process, and the versions of its copies."""
+        """Return the progress of this process, and the versions of its copies."""
         return ShardStanding(
             self.version,
             not self._torn,
@@ -277,11 +277,11 @@ class ShardedTraining(Training):
         return dict, self._dicts  # no rank has the same shards as another
 
     def live_objects(self, module: torch.nn.Module | None = None) -> dict[str, Any]:
-        """Returns all objects, with ``module`` as the model; by default the current module."""
+        """Return all objects, with ``module`` as the model; by default the current module."""
         return {MODEL: module or self.model.module, OPTIMIZER: self.optimizer, **self.others}
 
     def live_parts(self) -> Parts:
-        """Returns the shards of the live state."""
+        """Return the shards of the live state."""
         return parts_of(self._take_apart()[1])
 
     @contextmanager
@@ -304,7 +304,7 @@ class ShardedTraining(Training):
         return parts
 
     def parts_at(self, version: Version, copies_too: bool = False) -> Parts:
-        """Returns the shards of a version that this process has.
+        """Return the shards of a version that this process has.
 
         Args:
             version: version of the state.
@@ -322,7 +322,7 @@ class ShardedTraining(Training):
         return combined([self.live_parts(), self.extra, copied]) if live else copied
 
     def description(self, version: Version | None = None) -> bytes:
-        """Returns a state without its shards, pickled. It is equal on all ranks. ``version``: the
+        """Return a state without its shards, pickled. It is equal on all ranks. ``version``: the
         version; None for the live one. Raises StateError.
         """
         if version is not None and version != self.version:
@@ -358,7 +358,7 @@ class ShardedTraining(Training):
             raise
 
     def modes(self) -> ModuleModes | None:
-        """Returns the modes of the live module; None before the first group, because
+        """Return the modes of the live module; None before the first group, because
         ``parallelize`` may set its own.
         """
         return modes_of(self.model.module) if self.group is not None else None
@@ -367,7 +367,7 @@ class ShardedTraining(Training):
         return to_host(take_apart({name: self.others[name]})[0][name])
 
     def holding(self) -> StatePart | None:
-        """Returns the part of the state that this process has, for the order of the next ranks;
+        """Return the part of the state that this process has, for the order of the next ranks;
         None if it has none. Another thread calls this while the training thread trains.
         """
         group = self.group  # the group of the layout; a newer one may have failed
@@ -401,7 +401,7 @@ class ShardedTraining(Training):
             raise
 
     def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ElasticError: the update would exchange gradients while it changes shards that no
+        """Raise ElasticError: the update would exchange gradients while it changes shards that no
         other rank has.
         """
         raise ElasticError(
@@ -483,7 +483,7 @@ class ShardedTraining(Training):
         return True
 
     def new_history(self) -> str:
-        """Returns a new identifier for the history after the run goes back."""
+        """Return a new identifier for the history after the run goes back."""
         return uuid.uuid4().hex
 
     def snapshot_step(self) -> None:
@@ -508,12 +508,12 @@ class ShardedTraining(Training):
         reached(FaultPoint.SHARDS_KEPT)
 
     def digest(self) -> str:
-        """Returns a hash of the whole state. Called on all ranks together."""
+        """Return a hash of the whole state. Called on all ranks together."""
         return copies.digest(self.live_objects())
 
 
 def rows_of(module: torch.nn.Module) -> tuple[tuple[int, int], ...]:
-    """Returns (rows, bytes per row) of the sharded parameters, see :class:`StatePart`. The state of
+    """Return (rows, bytes per row) of the sharded parameters, see :class:`StatePart`. The state of
     the optimizer is sharded as its parameters are, and does not change which order is best.
     """
     rows: dict[int, int] = {}

@@ -48,13 +48,13 @@ class TransferPlan:
     """Pieces that move to another process, in the order in which all processes send and receive."""
 
     def moved_bytes(self, item_bytes: Mapping[str, int]) -> int:
-        """Returns the number of bytes sent between processes. ``item_bytes``: bytes of one element,
+        """Return the number of bytes sent between processes. ``item_bytes``: bytes of one element,
         by key.
         """
         return sum(piece.chunk.elements * item_bytes[piece.key] for piece in self.moves)
 
     def received_bytes(self, rank: int, item_bytes: Mapping[str, int]) -> int:
-        """Returns the number of bytes that ``rank`` receives from other processes."""
+        """Return the number of bytes that ``rank`` receives from other processes."""
         return sum(
             piece.chunk.elements * item_bytes[piece.key]
             for piece in self.moves
@@ -68,7 +68,7 @@ def make_plan(
     item_bytes: Mapping[str, int],
     piece_bytes: int = PIECE_BYTES,
 ) -> TransferPlan:
-    """Returns the plan that fills ``targets`` from ``holders``. Both are indexed by rank of the new
+    """Return the plan that fills ``targets`` from ``holders``. Both are indexed by rank of the new
     group.
 
     Args:

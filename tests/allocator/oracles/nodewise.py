@@ -181,7 +181,7 @@ def _add_job(
     rules: _Rules,
     scale: float,
 ) -> list[int]:
-    """Variables and rows of one job; returns its ``x`` by node. The model's unit is ``scale``
+    """Variables and rows of one job; return its ``x`` by node. The model's unit is ``scale``
     samples.
     """
     total, before = len(index), len(job.current)

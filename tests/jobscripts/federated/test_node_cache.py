@@ -41,7 +41,7 @@ def stores(folder):
 
 
 def learn(cache, client, source, losses, samples=range(10)):
-    """One epoch; returns the samples that were read from the source in it."""
+    """One epoch; return the samples that were read from the source in it."""
     source.reads.clear()
     own = cache.client(client, source)
     values = own.read(list(samples))

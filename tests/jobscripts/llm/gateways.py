@@ -101,7 +101,7 @@ def running(
 
 
 def metric(client: openai.OpenAI, name: str) -> float:
-    """Returns the sum of a metric of a gateway over all its labels.
+    """Return the sum of a metric of a gateway over all its labels.
 
     Args:
         client: of a user in ``metrics_for``.
@@ -148,7 +148,7 @@ class GatewaySite:
         self.start_gateway()
 
     def start_engine(self, address: str, times: EngineTimes = TIMES) -> uvicorn.Server:
-        """Start an engine at an address; returns its server."""
+        """Start an engine at an address; return its server."""
         engine = LiveEngine(times, Capacity(8, 100_000))
         self.engines.append(engine)
         config = uvicorn.Config(
@@ -225,7 +225,7 @@ class GatewaySite:
         self.loop.close()
 
     def serve(self, server: uvicorn.Server, sockets: Any) -> uvicorn.Server:
-        """Run a server until the end; returns it when it listens."""
+        """Run a server until the end; return it when it listens."""
         future = asyncio.run_coroutine_threadsafe(server.serve(sockets), self.loop.loop)
         self._servers.append((server, future))
         until(lambda: server.started or future.done(), "a server listens")

@@ -63,7 +63,7 @@ def write_model(folder: Path, seed: int = 1) -> None:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of bytes and frequent pairs, trained with the pages of this tree."""
+    """Return a tokenizer of bytes and frequent pairs, trained with the pages of this tree."""
     from transformers import PreTrainedTokenizerFast
 
     made = tokenizers.Tokenizer(models.BPE())

@@ -26,7 +26,7 @@ class NotInstalledError(Exception):
 
 
 def folder() -> Path:
-    """Returns the environment with vLLM: that of MALLETRAIN_VLLM, else of ``make vllm``.
+    """Return the environment with vLLM: that of MALLETRAIN_VLLM, else of ``make vllm``.
 
     Raises:
         NotInstalledError: there is none.
@@ -41,7 +41,7 @@ def folder() -> Path:
 
 
 def vllm() -> Path:
-    """Returns the environment with vLLM. Skips the test where there is none."""
+    """Return the environment with vLLM. Skips the test where there is none."""
     try:
         return folder()
     except NotInstalledError as error:

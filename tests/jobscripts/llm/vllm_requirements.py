@@ -15,7 +15,7 @@ LEFT_OUT = frozenset(("torchaudio", "torchcodec", "torchvision"))
 
 
 def requirements() -> list[str]:
-    """Returns them as pip reads them."""
+    """Return them as pip reads them."""
     lines = []
     for line in requires(DISTRIBUTION) or ():
         requirement = Requirement(line)

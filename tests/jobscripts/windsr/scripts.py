@@ -53,7 +53,7 @@ def until_told(folder: str | Path, gate: int) -> None:
 def training_noted(
     folder: str, method: str, gates: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    """Writes down each step that is tried: its number and on how many nodes. Before the steps
+    """Write down each step that is tried: its number and on how many nodes. Before the steps
     ``gates`` it waits until it is told to go on.
     """
     update = windsr_train.update

@@ -16,7 +16,7 @@ from tests.disks import fill, small_disk
 
 @pytest.fixture
 def config(tmp_path):
-    """Write a configuration; returns its path."""
+    """Write a configuration; return its path."""
 
     def write(daemon="", scheduler='kind = "local"', rest=""):
         path = tmp_path / "site.toml"

@@ -9,7 +9,7 @@ from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 
 @pytest.fixture
 def config(tmp_path):
-    """Write a configuration with these lines of [scheduler.local]; returns its path."""
+    """Write a configuration with these lines of [scheduler.local]; return its path."""
 
     def write(local=""):
         path = tmp_path / "site.toml"

@@ -49,7 +49,7 @@ def job(name="j", low=1, high=4, **more):
 
 
 def running(c, low=1, high=4, on=("a", "b"), name="j"):
-    """A job that runs on nodes; returns the time."""
+    """A job that runs on nodes; return the time."""
     now = 0.0
     play(
         c,

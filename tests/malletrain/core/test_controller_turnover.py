@@ -13,7 +13,7 @@ from tests.malletrain.core.controller_script import controller, gaps, job, nodes
 
 
 def one_each(c, *names):
-    """Jobs of one node each, all running; returns the time."""
+    """Jobs of one node each, all running; return the time."""
     play(
         c,
         [

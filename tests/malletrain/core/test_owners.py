@@ -274,7 +274,7 @@ def test_one_user_alone_never_has_a_node_reclaimed():
 
 
 def refusing(site, owner, polls=240, every=15.0):
-    """Poll so many times while the main scheduler refuses all leases of ``owner``. Returns the mean
+    """Poll so many times while the main scheduler refuses all leases of ``owner``. Return the mean
     number of nodes of Alice's job.
     """
     total_nodes = 0

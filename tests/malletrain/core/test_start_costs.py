@@ -152,7 +152,7 @@ def test_a_measured_start_changes_what_is_planned():
 
 
 def at_work(c, curve, on=("a", "b", "c")):
-    """A service on these nodes; returns the time."""
+    """A service on these nodes; return the time."""
     play(
         c,
         [

@@ -168,7 +168,7 @@ class RunningDaemon:
         return self.daemon.components
 
     def ended(self) -> BaseException | None:
-        """Wait for its end; returns what ended it."""
+        """Wait for its end; return what ended it."""
         self._thread.join(PATIENCE_S)
         return self.error
 
@@ -192,7 +192,7 @@ class RunningDaemon:
         )
 
     def submit(self, user: str, **fields: Any) -> str:
-        """A job of ``user``; returns its id."""
+        """A job of ``user``; return its id."""
         values = {
             "name": user,
             "owner": "",
@@ -271,7 +271,7 @@ class Agent:
         raise AssertionError(f"No {kind} within {PATIENCE_S:g} s.")
 
     def work(self, job: str) -> messages.Assign:
-        """Take the job and go through its first round. Returns the message that assigned it."""
+        """Take the job and go through its first round. Return the message that assigned it."""
         assigned = self.hear(messages.Assign)
         self.say(messages.Phase(messages.Assignment(job, "ready")))
         message = self.hear(messages.Round)

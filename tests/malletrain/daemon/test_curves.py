@@ -67,7 +67,7 @@ def begins(curves, job, job_spec):
 
 
 def new(curves, job, *args, **more):
-    """Submit a job; returns the scaling model it starts with, and its specification."""
+    """Submit a job; return the scaling model it starts with, and its specification."""
     job_spec = spec(curves, *args, **more)
     curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
     return begins(curves, job, job_spec), job_spec

@@ -51,7 +51,7 @@ class World:
         self.agent["ann"].hear(messages.Alive)  # the daemon has handled what came before
 
     def raw(self, kind, /, **fields):
-        """A message that our own types could not make; returns the daemon's answer."""
+        """A message that our own types could not make; return the daemon's answer."""
         self.agent["ann"].send_raw(
             [wire.PROTOCOL, msgspec.msgpack.encode({"type": kind, **fields})]
         )

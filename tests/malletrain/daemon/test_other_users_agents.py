@@ -51,7 +51,7 @@ def lease_of(machine, owner, count=1):
 
 
 def reclaim_at_work(daemon, machine, agent):
-    """Ann's job runs on n0, which is then reclaimed, in an hour at the latest; returns the job and
+    """Ann's job runs on n0, which is then reclaimed, in an hour at the latest; return the job and
     its agent.
     """
     job = daemon.submit("ann")

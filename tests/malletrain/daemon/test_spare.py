@@ -37,7 +37,7 @@ def is_spare(daemon, node):
 
 @pytest.fixture
 def pair(tmp_path):
-    """Makes a daemon whose job trains on two nodes: the machine, the daemon, the job, and its
+    """Make a daemon whose job trains on two nodes: the machine, the daemon, the job, and its
     agents in the order of ranks.
     """
     with ExitStack() as stack:

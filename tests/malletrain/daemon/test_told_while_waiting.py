@@ -44,7 +44,7 @@ class Told:
         )
 
     def submit(self, job, parameters, **more):
-        """Store a job; returns its row and its specification."""
+        """Store a job; return its row and its specification."""
         job_spec = messages.JobSpec(
             job, "ada", str(self.script), "/", "python", (f"--layers={job}",), min_nodes=1,
             max_nodes=4, goal="throughput", parameters=parameters, **more,

@@ -313,7 +313,7 @@ def test_the_memory_of_the_submission_is_the_default(monkeypatch, tmp_path, site
 
 
 def epoch(caches, data, seed):
-    """One epoch, dealt to the nodes in turn, in batches. Returns the samples read from the data
+    """One epoch, dealt to the nodes in turn, in batches. Return the samples read from the data
     set."""
     order = np.random.default_rng(seed).permutation(200).tolist()
     for turn, start in enumerate(range(0, 200, 10)):

@@ -209,7 +209,7 @@ class Conductor:
                     worker.tell(abort=generation)
 
     def lose(self, *lost: Worker, signum: int = signal.SIGKILL) -> list[Worker]:
-        """Kill workers and have the others go on; returns the others."""
+        """Kill workers and have the others go on; return the others."""
         for worker in lost:
             worker.kill(signum)
         survivors = [w for w in self.members if w not in lost]

@@ -92,7 +92,7 @@ class Cluster:
         return since
 
     def form(self, *names):
-        """One round of these nodes, as the daemon makes it. Returns its generation."""
+        """One round of these nodes, as the daemon makes it. Return its generation."""
         generation = next(self.generations)
         self.daemon.send(names[0], messages.Round("j1", generation, 0, len(names)))
         store = self.daemon.expect(names[0], messages.StoreUp, generation=generation)

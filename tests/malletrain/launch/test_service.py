@@ -26,7 +26,7 @@ while not os.path.exists("enough"):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Starts the launcher of a script; returns its agent. The lease is a slot of one processor."""
+    """Start the launcher of a script; return its agent. The lease is a slot of one processor."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv(env.SLOT_CPUS, "1")
     agents = []

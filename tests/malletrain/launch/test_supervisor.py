@@ -47,7 +47,7 @@ def start(mark, *command, **options):
 
 
 def middle_man(mark, tmp_path, *options_and_command, supervisor=SUPERVISOR):
-    """A process that starts a tied one, as an agent does; returns it and the tied pid."""
+    """A process that starts a tied one, as an agent does; return it and the tied pid."""
     note = tmp_path / "child"
     code = (
         "import os, subprocess, sys, time\n"

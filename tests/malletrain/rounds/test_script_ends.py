@@ -28,7 +28,7 @@ FINISHING = RoundStage.FINISHING
 
 
 def done(r, now, *nodes, generation=1, size=2):
-    """Every worker on ``nodes`` ends with code 0; returns the actions that follow."""
+    """Every worker on ``nodes`` ends with code 0; return the actions that follow."""
     assignment = Assignment("j", AssignmentPhase.SUCCEEDED, generation, size=size)
     return [action for node in nodes for action in r.phase(node, assignment, now)]
 

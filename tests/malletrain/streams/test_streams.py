@@ -27,7 +27,7 @@ def patience(monkeypatch):
 
 
 def call(op, body=(), key=KEY, protocol="tests", host="127.0.0.1", **arguments):
-    """One request to a server of this process. Returns its head and its body."""
+    """One request to a server of this process. Return its head and its body."""
 
     def double(number=0, body=b""):
         return {"number": 2 * number}, [bytes(body), b"!"]

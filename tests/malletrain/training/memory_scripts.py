@@ -71,7 +71,7 @@ class Training:
         return losses, states
 
     def one_more(self):
-        """Another step, up to its end. Returns the state."""
+        """Another step, up to its end. Return the state."""
         self._step(torch.tensor(next(iter(self.sampler))))
         return self.whole()
 
@@ -101,7 +101,7 @@ class Training:
 def rounds(nodes, steps, heirs=None, **options):
     """One round: restore, train, and be drained in the last step where ``heirs`` are named.
 
-    Returns the record of a rank: whether it restored, its state before, losses, and the state
+    Return the record of a rank: whether it restored, its state before, losses, and the state
     after each step.
     """
     agent = None

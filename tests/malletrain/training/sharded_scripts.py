@@ -221,7 +221,7 @@ def run(path, steps=0, save=False, **options):
 
 
 def spoiled(path):
-    """Restore a damaged snapshot. Returns the error, and whether the state is as it was before."""
+    """Restore a damaged snapshot. Return the error, and whether the state is as it was before."""
     training = Training(path, every_s=math.inf, seed=3)
     training.train(1)
     before = training.whole()
@@ -347,7 +347,7 @@ def steps_on_disk(path):
 
 
 def saves_before_its_scheduler(path, lost_in=None):
-    """A training of three epochs; returns (epoch that it began with, learning rate at its end)."""
+    """A training of three epochs; return (epoch that it began with, learning rate at its end)."""
     model = nn.Linear(4, 4)
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

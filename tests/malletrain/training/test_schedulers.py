@@ -33,7 +33,7 @@ def _nothing_is_told_yet():
 
 
 def train(path, case: Case, until: int = STEPS) -> list[list[float]]:
-    """Go on to a number of steps, and save; returns the rates of the updates."""
+    """Go on to a number of steps, and save; return the rates of the updates."""
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     facts: dict[str, Any] = {"step": 0}

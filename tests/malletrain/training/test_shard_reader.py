@@ -95,7 +95,7 @@ class Receiver:
 
 
 def write(folder, tensors, layout, world):
-    """As ``world`` ranks would; returns the metadata."""
+    """As ``world`` ranks would; return the metadata."""
     writer = FileSystemWriter(folder, sync_files=False)
     writer.set_up_storage_writer(True)
     entries, plans = {}, [[] for _ in range(world)]

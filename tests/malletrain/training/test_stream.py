@@ -82,7 +82,7 @@ def threads():
 
 
 def train(threads, lengths, world, state=None, steps=None, epochs=1, batch=8, most=6):
-    """Train ``steps`` steps on ``world`` ranks. Returns the records of each step of each rank, and
+    """Train ``steps`` steps on ``world`` ranks. Return the records of each step of each rank, and
     the state after them.
     """
 

@@ -9,7 +9,7 @@ from malletrain.training.subset import fingerprint
 
 
 def train(state, choose, steps):
-    """Train ``steps`` steps on the subset that ``choose(epoch)`` returns; returns the state."""
+    """Train ``steps`` steps on the subset that ``choose(epoch)`` returns; return the state."""
     sampler = malletrain.ElasticSampler(12, global_batch_size=4, rank=0, world_size=1)
     if state is not None:
         sampler.load_state_dict(state)

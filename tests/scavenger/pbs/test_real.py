@@ -25,7 +25,7 @@ def world(tmp_path):
 
 
 def ended(one, *ids):
-    """Polls until these leases have ended; their reasons."""
+    """Poll until these leases have ended; their reasons."""
     seen = {}
 
     def look():

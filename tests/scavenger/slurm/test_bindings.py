@@ -87,7 +87,7 @@ def module():
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A pyslurm that can be imported; returns commands that find it."""
+    """A pyslurm that can be imported; return commands that find it."""
 
     def make(silent=0, timeout_s=PATIENCE_S):
         (tmp_path / "pyslurm.py").write_text(PYSLURM.replace("SILENT", str(silent)))

@@ -28,7 +28,7 @@ class TwoHeads(nn.Module):
         """Which head is used; -1: both."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the output of the head, or the sum of both."""
+        """Return the output of the head, or the sum of both."""
         body = self.body(x)
         heads = self.heads if self.head < 0 else [self.heads[self.head]]
         return torch.stack([head(body) for head in heads]).sum(0)
@@ -43,7 +43,7 @@ class Checkpointed(nn.Module):
         self.body, self.head = layers[:2], layers[2]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns what the layers do."""
+        """Return what the layers do."""
         body: torch.Tensor = checkpoint(self.body, x, use_reentrant=False)
         return torch.as_tensor(self.head(body))
 

@@ -45,7 +45,7 @@ class Access:
         self._configuration, self._keys = configuration, keys
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Returns who sends a request with these headers (names in lower case).
+        """Return who sends a request with these headers (names in lower case).
 
         Raises:
             ApiRefusal: the key is missing, unknown or revoked, or keys cannot be read.

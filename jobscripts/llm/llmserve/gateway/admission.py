@@ -153,7 +153,7 @@ class Admission:
             await asyncio.sleep(REVOKED_CHECK_S)
 
     def open_counts(self) -> dict[str, tuple[int, int]]:
-        """Returns user → (number of requests that wait, number of those that run)."""
+        """Return user → (number of requests that wait, number of those that run)."""
         waiting: Counter[str] = Counter()
         running: Counter[str] = Counter()
         for model, user, _, name in self._parties():
@@ -197,7 +197,7 @@ class Admission:
 
 
 def limit_refusal(refusal: RequestRefusal) -> ApiRefusal:
-    """Returns the error for a request that exceeds a limit."""
+    """Return the error for a request that exceeds a limit."""
     status = 400 if refusal.retry_after_s is None else 429
     answer = ApiRefusal(status, refusal.sentence, refusal.limit)
     answer.retry_after_s = refusal.retry_after_s

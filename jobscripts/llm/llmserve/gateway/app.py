@@ -32,7 +32,7 @@ def make_app(
     background: Sequence[Background] = (),
     routers: Sequence[APIRouter] = (),
 ) -> FastAPI:
-    """Returns the application.
+    """Return the application.
 
     Args:
         configuration: the operator's configuration.
@@ -116,7 +116,7 @@ def make_app(
 
 
 async def read_limited(request: Request, limit: int) -> bytes:
-    """Returns the body of a request.
+    """Return the body of a request.
 
     Args:
         request: a client's HTTP request.

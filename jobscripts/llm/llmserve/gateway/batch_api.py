@@ -42,7 +42,7 @@ def batch_router(
     runner: BatchRunner,
     max_file_bytes: int,
 ) -> APIRouter:
-    """Returns the routes.
+    """Return the routes.
 
     Args:
         access: checks the keys of users.

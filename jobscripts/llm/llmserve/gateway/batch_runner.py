@@ -71,7 +71,7 @@ class BatchRunner:
         self._backlog: Counter[str] = Counter()
 
     def backlog(self, model: str) -> int:
-        """Returns the number of lines for a model that are not submitted yet."""
+        """Return the number of lines for a model that are not submitted yet."""
         return self._backlog[model]
 
     async def run(self) -> None:
@@ -233,7 +233,7 @@ class _BatchWork:
                 self._answers.popleft()
 
     async def _stored(self, work: Callable[[], T]) -> T:
-        """Returns the result of ``work``, which uses the database. Repeats it until it succeeds."""
+        """Return the result of ``work``, which uses the database. Repeats it until it succeeds."""
         while True:
             task = asyncio.ensure_future(asyncio.to_thread(work))
             try:

@@ -43,7 +43,7 @@ class GatewayFinding:
 async def check_gateway(
     configuration: GatewayConfiguration, folder: Path, state_dir: Path | None = None
 ) -> list[GatewayFinding]:
-    """Returns the results of all tests of a configuration.
+    """Return the results of all tests of a configuration.
 
     Args:
         configuration: the operator's configuration.

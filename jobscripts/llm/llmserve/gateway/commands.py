@@ -56,7 +56,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Run the command that was chosen; returns an exit code. Errors are sentences on stderr."""
+    """Run the command that was chosen; return an exit code. Errors are sentences on stderr."""
     run: Callable[[argparse.Namespace], None] = options.run
     try:
         run(options)
@@ -284,7 +284,7 @@ def _replay(options: argparse.Namespace) -> None:
 
 
 def summary_text(summary: ReplaySummary) -> str:
-    """Returns the figures of a replay, for people."""
+    """Return the figures of a replay, for people."""
     lines = [
         f"{summary.requests} requests in {summary.seconds:.1f} s: {summary.answered} answered, "
         f"{summary.refused} refused, {summary.failed} failed; {summary.tokens_per_s:.1f} tokens/s"

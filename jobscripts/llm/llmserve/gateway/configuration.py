@@ -316,7 +316,7 @@ class GatewayConfiguration(_Section):
         return host.strip("[]"), int(port)
 
     def make_policy(self) -> SchedulingPolicy:
-        """Returns a new policy, as the file describes it."""
+        """Return a new policy, as the file describes it."""
         if self.policy == "fcfs":
             return Fcfs()
         if self.policy == "vtc":
@@ -367,7 +367,7 @@ class GatewayConfiguration(_Section):
 
 
 def read(path: Path) -> GatewayConfiguration:
-    """Returns the configuration in a file; its paths are relative to the file.
+    """Return the configuration in a file; its paths are relative to the file.
 
     Raises:
         ConfigurationError: the file cannot be read, is no TOML, or has wrong values.

@@ -98,7 +98,7 @@ class DatabaseError(GatewayError):
 
 
 def open_engine(url: str, tables: MetaData) -> Engine:
-    """Opens a database, and creates missing tables.
+    """Open a database, and create missing tables.
 
     Args:
         url: SQLAlchemy URL. A missing SQLite file is created, readable by its owner only.
@@ -135,7 +135,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     bytes: int
 
     def view(self) -> dict[str, Any]:
-        """Returns it as in the OpenAI API."""
+        """Return it as in the OpenAI API."""
         return {
             "id": self.id,
             "object": "file",
@@ -168,7 +168,7 @@ class StoredBatch(msgspec.Struct, frozen=True):
     failed: int
 
     def view(self) -> dict[str, Any]:
-        """Returns it as in the OpenAI API."""
+        """Return it as in the OpenAI API."""
         ended = None if self.ended is None else int(self.ended)
         return {
             "id": self.id,
@@ -239,32 +239,32 @@ class GatewayDatabase:
     # --- files ---
 
     def add_file(self, user: str, name: str, purpose: str, content: bytes) -> StoredFile:
-        """Store a file; returns it."""
+        """Store a file; return it."""
         with self._engine.begin() as connection:
             return _add_file(connection, user, name, purpose, content)
 
     def file(self, user: str, file_id: str) -> StoredFile | None:
-        """Returns a file of a user; None if there is none."""
+        """Return a file of a user; None if there is none."""
         query = select(*_FILE).where(files.c.id == file_id, files.c.user == user)
         with self._engine.connect() as connection:
             row = connection.execute(query).first()
         return None if row is None else StoredFile(*row)
 
     def files(self, user: str) -> list[StoredFile]:
-        """Returns the files of a user, the newest first."""
+        """Return the files of a user, the newest first."""
         query = select(*_FILE).where(files.c.user == user).order_by(files.c.created.desc())
         with self._engine.connect() as connection:
             return [StoredFile(*row) for row in connection.execute(query)]
 
     def content(self, user: str, file_id: str) -> bytes | None:
-        """Returns the content of a file of a user; None if there is none."""
+        """Return the content of a file of a user; None if there is none."""
         query = select(files.c.content).where(files.c.id == file_id, files.c.user == user)
         with self._engine.connect() as connection:
             content = connection.execute(query).scalar()
         return None if content is None else bytes(content)
 
     def delete_file(self, user: str, file_id: str) -> bool:
-        """Delete a file of a user; returns whether there was one. Batches keep their lines."""
+        """Delete a file of a user; return whether there was one. Batches keep their lines."""
         statement = delete(files).where(files.c.id == file_id, files.c.user == user)
         with self._engine.begin() as connection:
             return bool(connection.execute(statement).rowcount)
@@ -281,7 +281,7 @@ class GatewayDatabase:
         requests: Sequence[BatchLine],
         more: dict[str, Any],
     ) -> StoredBatch:
-        """Store a batch with its lines; returns it.
+        """Store a batch with its lines; return it.
 
         Args:
             user: whose it is.
@@ -326,15 +326,15 @@ class GatewayDatabase:
         return batch
 
     def batch(self, user: str, batch_id: str) -> StoredBatch | None:
-        """Returns a batch of a user; None if there is none."""
+        """Return a batch of a user; None if there is none."""
         return next(iter(self._batches(batches.c.id == batch_id, batches.c.user == user)), None)
 
     def batches(self, user: str) -> list[StoredBatch]:
-        """Returns the batches of a user, the newest first."""
+        """Return the batches of a user, the newest first."""
         return self._batches(batches.c.user == user)
 
     def newest_batches(self, limit: int, user: str = "") -> list[StoredBatch]:
-        """Returns the newest batches, the newest first.
+        """Return the newest batches, the newest first.
 
         Args:
             limit: maximum number of them.
@@ -343,11 +343,11 @@ class GatewayDatabase:
         return self._batches(*([batches.c.user == user] if user else []), limit=limit)
 
     def open_batches(self) -> list[StoredBatch]:
-        """Returns the batches of all users that have not ended, the oldest first."""
+        """Return the batches of all users that have not ended, the oldest first."""
         return self._batches(batches.c.status.in_(OPEN))[::-1]
 
     def open_lines(self, batch_id: str) -> list[OpenLine]:
-        """Returns the lines of a batch that have no answer, in order."""
+        """Return the lines of a batch that have no answer, in order."""
         query = (
             select(lines.c.number, lines.c.custom_id, lines.c.body, lines.c.model)
             .where(lines.c.batch == batch_id, lines.c.answer.is_(None))
@@ -373,7 +373,7 @@ class GatewayDatabase:
                 )
 
     def begin_cancel(self, user: str, batch_id: str) -> StoredBatch | None:
-        """Note that a batch is to be cancelled, if it has not ended; returns it. None if there is
+        """Note that a batch is to be cancelled, if it has not ended; return it. None if there is
         none.
         """
         with self._engine.begin() as connection:

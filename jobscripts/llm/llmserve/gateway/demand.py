@@ -81,11 +81,11 @@ class Demand:
         self._answer_s += step * (seconds - self._answer_s)
 
     def rate(self, now: float) -> float:
-        """Returns the requests that arrive per second."""
+        """Return the requests that arrive per second."""
         return self._rate * math.exp(-(now - self._rate_at) / RATE_WINDOW_S)
 
     def nodes(self, open_requests: int, now: float) -> int:
-        """Returns the number of nodes that the requests need, or needed within ``scale_down_s``.
+        """Return the number of nodes that the requests need, or needed within ``scale_down_s``.
 
         Args:
             open_requests: number of requests that wait or run.
@@ -106,7 +106,7 @@ class Demand:
         return min(self._filled[0][1], self._limits.max_nodes)
 
     def values(self, open_requests: int, now: float) -> dict[int, float]:
-        """Returns what nodes are worth: number of nodes → samples/s, as
+        """Return what nodes are worth: number of nodes → samples/s, as
         ``malletrain.Client.worth`` takes it.
 
         Args:

@@ -81,7 +81,7 @@ class KeyFile:
         return key, f"{PREFIX}-{name}-{secret}"
 
     def list(self) -> list[UserKey]:
-        """Returns all keys, the oldest first.
+        """Return all keys, the oldest first.
 
         Raises:
             UserKeyError: the file cannot be read.
@@ -123,7 +123,7 @@ class KeyFile:
         return sorted(revoked, key=lambda key: key.created)
 
     def check(self, text: str) -> UserKey | None:
-        """Returns the valid key that a client has sent; None if the text is not a valid key.
+        """Return the valid key that a client has sent; None if the text is not a valid key.
 
         Raises:
             UserKeyError: the file cannot be read.
@@ -137,7 +137,7 @@ class KeyFile:
         return None if key.revoked is not None else key
 
     def is_valid(self, name: str) -> bool:
-        """Returns whether the key with this id exists and is not revoked.
+        """Return whether the key with this id exists and is not revoked.
 
         Raises:
             UserKeyError: the file cannot be read.
@@ -146,7 +146,7 @@ class KeyFile:
         return key is not None and key.revoked is None
 
     def has_revoked_all(self, user: str) -> bool:
-        """Returns whether a user had keys and all of them are revoked.
+        """Return whether a user had keys and all of them are revoked.
 
         Raises:
             UserKeyError: the file cannot be read.
@@ -155,7 +155,7 @@ class KeyFile:
         return bool(keys) and all(key.revoked is not None for key in keys)
 
     def _current(self) -> dict[str, UserKey]:
-        """Returns the keys. Reads the file again if it has changed."""
+        """Return the keys. Reads the file again if it has changed."""
         try:
             status = self._path.stat()
         except FileNotFoundError:

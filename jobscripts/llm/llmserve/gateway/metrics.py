@@ -96,5 +96,5 @@ class GatewayMetrics:
         )
 
     def text(self) -> bytes:
-        """Returns all of them in Prometheus' text format."""
+        """Return all of them in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -69,7 +69,7 @@ class GatewayOrder:
 def read_order(
     body: bytes, path: str, models: Mapping[str, ServedModel], *, may_wait: bool = False
 ) -> GatewayOrder:
-    """Parses and checks a body, and finds its model.
+    """Parse and check a body, and find its model.
 
     Args:
         body: JSON.

@@ -189,7 +189,7 @@ class Overviews:
             self._recent.add_sentences(model.name, sentences, now)
 
     async def of(self, caller: Caller) -> GatewayOverview:
-        """Returns what a caller may see."""
+        """Return what a caller may see."""
         operates = caller.user in self._configuration.metrics_for
         user = "" if operates else caller.user
         batches = await self._batches(user)
@@ -226,7 +226,7 @@ class Overviews:
         )
 
     async def _batches(self, user: str) -> list[BatchOverview]:
-        """Returns the newest batches of a user, or of all users if ``user`` is empty."""
+        """Return the newest batches of a user, or of all users if ``user`` is empty."""
         looked_at, batches = self._last_batches.get(user, (-math.inf, []))
         if self._clock() - looked_at >= BATCHES_S:
             stored = await asyncio.to_thread(self._database.newest_batches, MAX_BATCHES, user)
@@ -280,7 +280,7 @@ class Overviews:
         )
 
     def _users(self, now: float, only: str) -> list[UserOverview]:
-        """Returns all users with requests; if ``only`` is not empty, that user alone, even without
+        """Return all users with requests; if ``only`` is not empty, that user alone, even without
         requests.
         """
         metrics = self._admission.metrics

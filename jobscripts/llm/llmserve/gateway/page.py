@@ -34,7 +34,7 @@ HEADERS = {
 
 
 def page_router(access: Access, overviews: Overviews) -> APIRouter:
-    """Returns the routes.
+    """Return the routes.
 
     Args:
         access: checks the keys of users. The files need no key, the overview does.

@@ -94,11 +94,11 @@ class RecentActivity:
             self._sentences[model, replica] = sentence
 
     def errors(self) -> list[EngineError]:
-        """Returns the errors, the newest first."""
+        """Return the errors, the newest first."""
         return list(reversed(self._errors))
 
     def tokens_per_s(self, model: str) -> float:
-        """Returns the tokens that a model generates per second; 0 if that is not known yet."""
+        """Return the tokens that a model generates per second; 0 if that is not known yet."""
         counts = self._tokens.get(model, deque())
         if len(counts) < 2:
             return 0.0
@@ -106,7 +106,7 @@ class RecentActivity:
         return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
 
     def answers(self, now: float) -> list[AnswerTimes]:
-        """Returns the answers of the last :data:`WINDOW_S` seconds."""
+        """Return the answers of the last :data:`WINDOW_S` seconds."""
         while self._answers and self._answers[0].ended_at < now - WINDOW_S:
             self._answers.popleft()
         return list(self._answers)
@@ -115,7 +115,7 @@ class RecentActivity:
 def latencies(
     answers: Iterable[AnswerTimes], group: Callable[[AnswerTimes], str]
 ) -> dict[str, LatencySummary]:
-    """Returns name of a group → latencies of its answers.
+    """Return name of a group → latencies of its answers.
 
     Args:
         answers: of all groups.
@@ -140,7 +140,7 @@ def _summary(answers: Sequence[AnswerTimes]) -> LatencySummary:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float | None:
-    """Returns the smallest value that at least ``part`` of all values do not exceed.
+    """Return the smallest value that at least ``part`` of all values do not exceed.
 
     Args:
         ordered: values in ascending order.
@@ -155,14 +155,14 @@ def percentile(ordered: Sequence[float], part: float) -> float | None:
 
 
 def mean_token_s(first_at: float, ended_at: float, tokens: int) -> float | None:
-    """Returns the mean time of each token of an answer after its first one, seconds; None if it
+    """Return the mean time of each token of an answer after its first one, seconds; None if it
     has only one.
     """
     return (ended_at - first_at) / (tokens - 1) if tokens > 1 else None
 
 
 def by_user(samples: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, int]]:
-    """Returns user → kind → sum of the values.
+    """Return user → kind → sum of the values.
 
     Args:
         samples: (user, kind, value) of each counter.

@@ -129,7 +129,7 @@ class RequestLog:
     def read(
         self, since: float = 0.0, until: float = float("inf"), model: str = ""
     ) -> Iterator[tuple[float, TraceRequest]]:
-        """Yields requests in the order of arrival, each with its time of arrival.
+        """Yield requests in the order of arrival, each with its time of arrival.
 
         Args:
             since: first time, seconds since the epoch.

@@ -36,13 +36,13 @@ T = TypeVar("T")
 def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns an answer in JSON."""
+    """Return an answer in JSON."""
     body = msgspec.json.encode(value)
     return Response(body, status, headers, media_type="application/json")
 
 
 def refusal_response(refusal: ApiRefusal) -> Response:
-    """Returns the response to a refused request, with the headers that clients need to retry."""
+    """Return the response to a refused request, with the headers that clients need to retry."""
     headers = {}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -56,7 +56,7 @@ def refusal_response(refusal: ApiRefusal) -> Response:
 
 
 def failure(opened: OpenRequest, result: AnswerResult) -> ApiRefusal | None:
-    """Returns why a request has no complete answer; None if it has one."""
+    """Return why a request has no complete answer; None if it has one."""
     if opened.interruption is not None:
         return opened.interruption
     if result.state is RequestState.DONE:
@@ -71,7 +71,7 @@ def failure(opened: OpenRequest, result: AnswerResult) -> ApiRefusal | None:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
-    """Returns the result of ``work``. If the client disconnects before, cancels ``work`` and
+    """Return the result of ``work``. If the client disconnects before, cancels ``work`` and
     returns None.
     """
 
@@ -90,7 +90,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
 
 
 async def respond(request: Request, opened: OpenRequest, comment_interval_s: float) -> Response:
-    """Returns the answer to an admitted request.
+    """Return the answer to an admitted request.
 
     Args:
         request: the client's HTTP request.
@@ -114,7 +114,7 @@ async def respond(request: Request, opened: OpenRequest, comment_interval_s: flo
 
 
 async def answer_body(opened: OpenRequest) -> dict[str, Any]:
-    """Returns the body of an answer that is not streamed.
+    """Return the body of an answer that is not streamed.
 
     Raises:
         ApiRefusal: there is none.
@@ -167,7 +167,7 @@ async def _stream(opened: OpenRequest, shape: AnswerShape, comment_interval_s: f
 
 
 async def answer_parts(opened: OpenRequest, interval_s: float) -> AsyncGenerator[AnswerPart, None]:
-    """Yields the parts of an answer, and an empty one for each interval without any.
+    """Yield the parts of an answer, and an empty one for each interval without any.
 
     Args:
         opened: its time between tokens is observed: once for the tokens of a part.
@@ -235,7 +235,7 @@ async def _events(
 
 
 def whole_as_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the parts of a stream that has a whole answer of an engine at once.
+    """Return the parts of a stream that has a whole answer of an engine at once.
 
     Args:
         body: the body of the engine's answer, with all its choices.
@@ -258,7 +258,7 @@ def whole_as_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def usage_of(body: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the usage in an answer of an engine, as it counted; empty if there is none."""
+    """Return the usage in an answer of an engine, as it counted; empty if there is none."""
     usage = (body or {}).get("usage")
     return {"usage": usage} if usage else {}
 

@@ -54,7 +54,7 @@ class Gateway:
     background: list[Background] = field(default_factory=list)
 
     def app(self) -> FastAPI:
-        """Returns the application."""
+        """Return the application."""
         routes = batch_router(
             self.access,
             self.admission,
@@ -101,7 +101,7 @@ class GatewayServer(uvicorn.Server):
 async def open_gateway(
     configuration: GatewayConfiguration, folder: Path, client: AsyncClient | None
 ) -> AsyncIterator[Gateway]:
-    """Yields the parts of a gateway, in the running event loop.
+    """Yield the parts of a gateway, in the running event loop.
 
     Args:
         configuration: the operator's configuration.
@@ -193,7 +193,7 @@ class OwnService:
 
 
 async def own_service(client: AsyncClient, job: str) -> OwnService:
-    """Returns the service of a model.
+    """Return the service of a model.
 
     Args:
         client: a client of the daemon.
@@ -214,7 +214,7 @@ async def own_service(client: AsyncClient, job: str) -> OwnService:
 
 
 def configured_tokenizer(name: str, folder: Path) -> Tokenizer:
-    """Returns the tokenizer of a model.
+    """Return the tokenizer of a model.
 
     Args:
         name: ``simulated``, or a folder as in the configuration.

@@ -28,11 +28,11 @@ class UserQueues:
         return bool(self._queues)
 
     def users(self) -> Iterable[str]:
-        """Returns the users who have requests."""
+        """Return the users who have requests."""
         return self._queues.keys()
 
     def heads(self) -> dict[str, tuple[int, GenerationRequest]]:
-        """Returns the oldest request of each user, with the number of its arrival."""
+        """Return the oldest request of each user, with the number of its arrival."""
         return {user: next(iter(queue.values())) for user, queue in self._queues.items()}
 
     def add(self, request: GenerationRequest) -> None:
@@ -42,7 +42,7 @@ class UserQueues:
         queue[request.name] = (self._arrivals, request)
 
     def discard(self, request: GenerationRequest) -> bool:
-        """Take a request from its queue; returns whether it was there."""
+        """Take a request from its queue; return whether it was there."""
         queue = self._queues.get(request.user)
         if queue is None or queue.pop(request.name, None) is None:
             return False
@@ -69,11 +69,11 @@ class ServiceCounters:
         """Counter of the user who emptied the queues last."""
 
     def service(self, user: str) -> float:
-        """Returns the counter of a user: service divided by share."""
+        """Return the counter of a user: service divided by share."""
         return self._service.get(user, 0.0)
 
     def least_service(self) -> float:
-        """Returns the least counter of the users who wait; if none waits, that of the last one."""
+        """Return the least counter of the users who wait; if none waits, that of the last one."""
         if not self._queues:
             return self._newest_level
         return min(self._service[user] for user in self._queues.users())
@@ -86,7 +86,7 @@ class ServiceCounters:
         self._queues.add(request)
 
     def remove(self, request: GenerationRequest) -> bool:
-        """Take a request from its queue. Returns whether it was there."""
+        """Take a request from its queue. Return whether it was there."""
         if not self._queues.discard(request):
             return False
         if not self._queues:
@@ -94,7 +94,7 @@ class ServiceCounters:
         return True
 
     def head(self) -> GenerationRequest | None:
-        """Returns the oldest request of the user with the least counter. If several users have it,
+        """Return the oldest request of the user with the least counter. If several users have it,
         the oldest of their requests.
         """
         return min(

@@ -156,7 +156,7 @@ class FairServe:
         return self._throttle.overloaded
 
     def weight(self, request: GenerationRequest) -> float:
-        """Returns what the service of a request is divided by; 1 without an application."""
+        """Return what the service of a request is divided by; 1 without an application."""
         weight = self._weights.get(self._application(request))
         return 1.0 if weight is None else weight.weight
 
@@ -180,7 +180,7 @@ class FairServe:
             self._further_calls.add(request.name)
 
     def head(self, now: float) -> GenerationRequest | None:
-        """Returns the oldest call of an interaction whose user is not too far ahead, else the
+        """Return the oldest call of an interaction whose user is not too far ahead, else the
         oldest request of the user with the least service.
         """
         if self._calls:
@@ -242,7 +242,7 @@ class FairServe:
         return request.application
 
     def _continues(self, request: GenerationRequest, now: float) -> OpenInteraction | None:
-        """Returns the open interaction that a request is a further call of."""
+        """Return the open interaction that a request is a further call of."""
         interactions = self._interactions.get(request.user)
         interaction = interactions.get(request.interaction) if interactions else None
         if (

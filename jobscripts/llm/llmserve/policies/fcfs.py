@@ -23,7 +23,7 @@ class Fcfs:
         self._queue[request.name] = request
 
     def head(self, now: float) -> GenerationRequest | None:
-        """Returns the oldest request."""
+        """Return the oldest request."""
         return next(iter(self._queue.values()), None)
 
     def take(self, request: GenerationRequest) -> None:

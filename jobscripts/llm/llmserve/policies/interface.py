@@ -29,13 +29,13 @@ class SchedulingPolicy(Protocol):
     """
 
     def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
-        """Returns why a new request is refused; None if it may be queued."""
+        """Return why a new request is refused; None if it may be queued."""
 
     def enqueue(self, request: GenerationRequest, now: float) -> None:
         """Queue a request that was admitted."""
 
     def head(self, now: float) -> GenerationRequest | None:
-        """Returns the request that is next; it stays queued. None if the queue is empty."""
+        """Return the request that is next; it stays queued. None if the queue is empty."""
 
     def take(self, request: GenerationRequest) -> None:
         """The request, which :meth:`head` returned, leaves the queue: it is posted, or waits for a

@@ -44,7 +44,7 @@ class RequestsPerMinute:
         self._queue.enqueue(request, now)
 
     def head(self, now: float) -> GenerationRequest | None:
-        """Returns the oldest request."""
+        """Return the oldest request."""
         return self._queue.head(now)
 
     def take(self, request: GenerationRequest) -> None:

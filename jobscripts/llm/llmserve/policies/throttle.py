@@ -31,7 +31,7 @@ class SlidingWindow:
         self.limit = limit
 
     def wait_s(self, now: float) -> float:
-        """Returns the seconds until one more request is within the limit; 0 if it is now."""
+        """Return the seconds until one more request is within the limit; 0 if it is now."""
         if len(self._times) < self.limit:
             return 0.0
         return max(0.0, self._times[0] + WINDOW_S - now)
@@ -41,7 +41,7 @@ class SlidingWindow:
         self._times.append(now)
 
     def refusal(self, limit: str, party: str, wait_s: float) -> RequestRefusal:
-        """Returns the refusal of a request beyond the limit.
+        """Return the refusal of a request beyond the limit.
 
         Args:
             limit: name of the limit.
@@ -95,7 +95,7 @@ class Throttle:
     def check(
         self, request: GenerationRequest, application: str, load: Load, now: float
     ) -> RequestRefusal | None:
-        """Returns why a request is refused, and counts it if it is not.
+        """Return why a request is refused, and count it if it is not.
 
         Args:
             request: a new request that continues no interaction.

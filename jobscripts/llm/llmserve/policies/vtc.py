@@ -35,7 +35,7 @@ class VirtualTokenCounter:
         self._counters.add(request)
 
     def head(self, now: float) -> GenerationRequest | None:
-        """Returns the oldest request of the user with the least service."""
+        """Return the oldest request of the user with the least service."""
         return self._counters.head()
 
     def take(self, request: GenerationRequest) -> None:

@@ -55,7 +55,7 @@ def box(parts, piece):
 
 
 def carry_out(shapes, old, new, plan):
-    """Do what the plan says, with the messages that the ranks would exchange. Returns the bytes
+    """Do what the plan says, with the messages that the ranks would exchange. Return the bytes
     that went between different ranks.
     """
     whole = {

@@ -230,6 +230,8 @@ def _sizes(request: BidRequest[PoolT]) -> Sizes:
         raise BidError(f"Job {job} asks for {low}:{high} nodes; give 1 <= min <= max.")
     if request.current < 0:
         raise BidError(f"Job {job} has {request.current} current nodes; give 0 or more.")
+    if request.current and request.current_pool is None:
+        raise BidError(f"Job {job} has {request.current} current nodes; give their pool.")
     if not (math.isfinite(bidder.weight) and bidder.weight >= 0):
         raise BidError(f"Job {job} has weight {bidder.weight}; give a finite number, 0 or more.")
     if not (math.isfinite(request.t_fwd_s) and request.t_fwd_s > 0):

@@ -187,7 +187,7 @@ class LeasePlanner:
         if not due and not offers and not may_reclaim:
             return []
         coming = gaps.coming(state.nodes)
-        # With one owner all owners are empty, so no lookup by node is needed.
+        # If only the daemon's own user has jobs and leases, pools have no owner already.
         usable = (
             state.usable
             if state.owners.keys() <= {""}

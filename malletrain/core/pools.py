@@ -1,4 +1,5 @@
-"""Pools: the nodes of one class that one user leases. A job runs on nodes of one pool of its owner.
+"""Pools: the nodes of one class that one user leases or could lease. A job runs on nodes of one
+pool of its owner.
 
 The code of a job runs only as the job's owner, and the batch job of a lease runs as the user for
 whom it was submitted. So a leased node can serve only that user's jobs.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from operator import attrgetter
+from typing import TypeAlias
 
 from allocator import NodeInfo
 
@@ -43,10 +45,13 @@ class Pool:
             pool = object.__new__(cls)
             object.__setattr__(pool, "node_class", node_class)
             object.__setattr__(pool, "owner", owner)
-            _POOLS[node_class, owner] = pool
+            pool = _POOLS.setdefault((node_class, owner), pool)
         return pool
 
     def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A pool cannot be changed: {name}.")
+
+    def __delattr__(self, name: str) -> None:
         raise AttributeError(f"A pool cannot be changed: {name}.")
 
     def __reduce__(self) -> tuple[type[Pool], tuple[str, str]]:
@@ -73,8 +78,8 @@ class Pool:
 
 _POOLS: dict[tuple[str, str], Pool] = {}
 """(class, owner) → its pool."""
-PoolNode = NodeInfo[Pool]
-"""The properties of a node, with its pool."""
+PoolNode: TypeAlias = NodeInfo[Pool]
+"""The properties of a node, with its pool. For annotations: NodeInfo makes one."""
 
 
 def pool_sizes(nodes: Mapping[str, PoolNode]) -> Counter[Pool]:

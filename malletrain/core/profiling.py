@@ -506,9 +506,13 @@ class Profiler:
         of the pools of its owner and trainer, the one with the most free nodes.
         """
         own_pool = next((machine.usable[n].pool for n in job.nodes if n in machine.usable), None)
-        if current := own_pool or self._requested_pool.get(job.submitted.job):
-            return current
+        if own_pool is not None:
+            return own_pool
         owner, trainer = job.submitted.owner, self._trainers.of(job.submitted.trainer)
+        requested = self._requested_pool.get(job.submitted.job)
+        # Without idle nodes it may have been requested in a class that the trainer does not have.
+        if requested is not None and (trainer is None or trainer.may_use(requested.node_class)):
+            return requested
         node_class = job.submitted.node_class
         usable = (
             pool

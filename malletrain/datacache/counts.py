@@ -54,6 +54,11 @@ class ReadCounts:
         """Number of samples read."""
         return self.node_hits + self.peer_hits + self.source_reads
 
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the reads that did not go to the data set; 0 without reads."""
+        return (self.node_hits + self.peer_hits) / self.reads if self.reads else 0.0
+
 
 COUNT_NAMES = tuple(field.name for field in fields(ReadCounts))
 _SLOT_BYTES = 64

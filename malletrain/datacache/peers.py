@@ -101,7 +101,10 @@ class SamplePeers:
     # --- inside ---
 
     def _health_of(self, address: str) -> _NodeHealth:
-        return self._health.setdefault(address, _NodeHealth(Backoff(MIN_PAUSE_S, MAX_PAUSE_S)))
+        health = self._health.get(address)
+        if health is None:
+            health = self._health[address] = _NodeHealth(Backoff(MIN_PAUSE_S, MAX_PAUSE_S))
+        return health
 
     def _may_ask(self, address: str) -> bool:
         return bool(address) and not self._health_of(address).backoff.remaining_s(time.monotonic())

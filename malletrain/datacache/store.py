@@ -276,7 +276,7 @@ class NodeStore:
                 finally:
                     fcntl.lockf(self._file, fcntl.LOCK_UN)
             except OSError:
-                self._refused = True  # the node's shared memory is full
+                self._refused = True  # such as no shared memory left: this file gets no more
                 return False
 
     def _append(self, sample: int, data: Any, total: int) -> bool:

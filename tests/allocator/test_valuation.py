@@ -115,6 +115,12 @@ def test_the_one_that_cannot_be_valued_is_refused() -> None:
     assert make_bids([]) == []
 
 
+def test_the_pool_of_the_nodes_that_a_job_has_is_needed() -> None:
+    request = BidRequest(JobTerms("a", 1, 4), {"x": ScalingCurve.of({1: 1.0})}, current=2)
+    with pytest.raises(BidError, match="Job a has 2 current nodes; give their pool"):
+        make_bids([request])
+
+
 def test_a_bid_cannot_be_written_to() -> None:
     (bid,) = make_bids([BidRequest(JobTerms("a"), {"x": ScalingCurve.of({1: 1.0})})])
     with pytest.raises(ValueError, match="read-only"):

@@ -20,14 +20,13 @@ from malletrain.daemon.api.operations import Api, TransactionFailed
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
-from malletrain.daemon.server.sender_limits import Answering, Rates, TimedCall, Turn
+from malletrain.daemon.server.sender_limits import Answering, LogLimits, Rates, TimedCall, Turn
 from malletrain.daemon.site.handler_failures import HandlerFailure, HandlerFailures
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.users import UsersError, login_payload
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.database import StatementRefused, StoreError
-from scavenger.token_bucket import TokenBucket
 
 log = structlog.get_logger(__name__)
 
@@ -101,8 +100,6 @@ class Login:
         return messages.Reply(request.id, True, {"user": user})
 
 
-LOG_LINES_PER_S = 0.1
-"""Maximum number of log lines per second about invalid messages of one kind of sender."""
 PROBES_S = (0.02, 0.2)
 """Delays after the end of a connection at which the daemon probes the peer, seconds."""
 LONG_POLLS = frozenset({"events", "news", "members", "command-output", "command-input"})
@@ -162,7 +159,7 @@ class MessageRouter:
         self._handler_failures = handler_failures
         self._rates = Rates(state.config.daemon.request_rate, state.accounts.operates, monotonic)
         self._answering = Answering()
-        self._log_lines: dict[str, TokenBucket] = {}
+        self._log_limits = LogLimits(monotonic)
         """The log lines that may be written now, by kind of sender."""
         self._agent_handlers = agent_handlers
         self._api = api
@@ -230,7 +227,7 @@ class MessageRouter:
         """Count and log bytes that are not a message; ``sentence`` says why."""
         sender = _sender(sentence)
         self._state.metrics.invalid_message(sender)
-        if self._may_log(sender):
+        if self._log_limits.may_log(sender):
             log.warning("message refused", reason=sentence)
 
     def withdrawn(self, peer: bytes) -> None:
@@ -245,14 +242,8 @@ class MessageRouter:
         """Count and log messages that were dropped unread because too many of their sender wait."""
         sender = _sender(who)
         self._state.metrics.dropped_messages(sender, number)
-        if self._may_log(f"dropped {sender}"):
+        if self._log_limits.may_log(f"dropped {sender}"):
             log.warning("messages dropped: too many of one sender wait", sender=who)
-
-    def _may_log(self, about: str) -> bool:
-        bucket = self._log_lines.get(about)
-        if bucket is None:
-            bucket = self._log_lines[about] = TokenBucket(LOG_LINES_PER_S, 1.0, monotonic)
-        return bucket.take()
 
     def disconnected(self, peer: bytes) -> None:
         """Schedule probes of a peer whose connection ended. Only after a moment do messages to it

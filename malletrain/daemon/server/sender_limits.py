@@ -19,6 +19,8 @@ Two queues serve their senders in rotation (:class:`FairQueue`):
 second and processor time. A client that waits for each answer, as ``malletrain`` does, is slowed
 down and never refused. The user who runs the daemon and its operators do not wait.
 
+:class:`LogLimits` bounds the lines that the log gets about messages that are not accepted.
+
 What libzmq holds of messages that have not ended is limited elsewhere
 (:mod:`malletrain.daemon.server.unread`).
 """
@@ -381,3 +383,29 @@ class Rates:
         if len(self._accounts) > MAX_USERS:
             self._accounts.pop(next(iter(self._accounts)))
         return account
+
+
+LOG_LINES_PER_S = 0.1
+"""Maximum number of log lines per second about one matter."""
+
+
+class LogLimits:
+    """Whether the log may have another line about a matter: one at once, then at most
+    LOG_LINES_PER_S.
+
+    Args:
+        clock: returns the time, seconds, with any origin.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def may_log(self, matter: str) -> bool:
+        """Return whether a line may be logged now; if so, it counts. There are few matters, since
+        each has a bucket for good.
+        """
+        bucket = self._buckets.get(matter)
+        if bucket is None:
+            bucket = self._buckets[matter] = TokenBucket(LOG_LINES_PER_S, 1.0, self._clock)
+        return bucket.take()

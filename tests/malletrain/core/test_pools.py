@@ -29,6 +29,8 @@ def test_there_is_one_object_for_a_pool():
     assert len({pool, Pool("gpu", "alice"), Pool("gpu", "bob"), Pool("gpu")}) == 3
     with pytest.raises(AttributeError, match="cannot be changed"):
         pool.owner = "bob"
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        del pool.owner
 
 
 def test_pools_are_ordered_by_class_then_by_owner():

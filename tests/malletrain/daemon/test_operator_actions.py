@@ -33,6 +33,8 @@ def test_nodes_are_drained_and_resumed_by_a_list(daemon):
         assert sentence.startswith("n[0-1]: ")
         restrictions = client.status().restrictions
         assert restrictions.startswith("Drained: n[0-1]")
+        # Other versions of clients read this word.
+        assert client.call("status")["restraint"] == restrictions
         assert client.call("resume", {"nodes": ["n1", "n[0-0]"]}, changes=True)["sentence"] == (
             "May be leased again: n[0-1]."
         )

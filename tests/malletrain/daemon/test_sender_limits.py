@@ -22,6 +22,7 @@ from malletrain.daemon.server.sender_limits import (
     MESSAGE_OVERHEAD_BYTES,
     ROUND_S,
     Answering,
+    LogLimits,
     Rates,
     ReceiveQueue,
     TimedCall,
@@ -451,3 +452,17 @@ def test_errors_and_cancels_go_through():
 
     asyncio.run(run())
     assert heard == ["cancel"]
+
+
+def test_the_log_has_a_line_about_each_matter_now_and_then():
+    clock = Clock()
+    limits = LogLimits(clock)
+
+    def lines(matter: str) -> int:
+        return [limits.may_log(matter) for _ in range(1000)].count(True)
+
+    assert (lines("agent"), lines("agent"), lines("client")) == (1, 0, 1)
+    clock.now = 9.0
+    assert lines("agent") == 0
+    clock.now = 10.5
+    assert (lines("agent"), lines("client")) == (1, 1)

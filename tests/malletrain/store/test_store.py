@@ -2,6 +2,7 @@
 
 import json
 import math
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -379,3 +380,10 @@ def test_rescales_are_counted_by_job(store):
 def test_a_text_that_is_too_long_for_a_pattern_finds_nothing(store, text):
     """SQLite refused it, and a daemon whose database refuses ends: any user could end it."""
     assert store.find_jobs(text) == []
+
+
+def test_databases_of_other_versions_have_the_same_key_for_restrictions(store, tmp_path):
+    store.put_restrictions('{"nodes": ["n1"]}')
+    with sqlite3.connect(tmp_path / "malletrain.db") as database:
+        rows = database.execute("SELECT value FROM meta WHERE key = 'restraint'").fetchall()
+    assert rows == [('{"nodes": ["n1"]}',)]

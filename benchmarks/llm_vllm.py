@@ -154,10 +154,10 @@ def llmserve_case(
         command += [f"--env={name}={value}" for name, value in variables.items()]
         command += ["--nodes", f"1:{NODES}", "--slots", str(SLOTS), str(source), str(output)]
         paths = os.pathsep.join([str(HOME), *sys.path])
-        own = {"PYTHONPATH": paths, "MALLETRAIN_STATE_DIR": str(site.state)}
+        of_site = {"PYTHONPATH": paths, "MALLETRAIN_STATE_DIR": str(site.state)}
         subprocess.run(
             [*command, "--", *OPTIONS],
-            env={**os.environ, **own},
+            env={**os.environ, **of_site},
             check=True,
             stdout=subprocess.DEVNULL,
         )
@@ -298,7 +298,7 @@ def outcome(
     return Outcome(case, kills.done, seconds, len(texts), generated / max(1, answered) - 1.0, texts)
 
 
-def differing(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
     """Return a sentence for each answer that differs: its name, and where the difference begins.
 
     Args:
@@ -348,7 +348,9 @@ def main() -> int:
             place.mkdir()
             kills = Kills(at)
             outcomes.append(run[case](place, model, options.requests, kills, variables))
-    different = [name for each in outcomes for name in differing(outcomes[0].texts, each.texts)]
+    sentences = [
+        sentence for each in outcomes for sentence in differences(outcomes[0].texts, each.texts)
+    ]
     if options.json:
         print(json.dumps([each.row() for each in outcomes], indent=1))
     else:
@@ -357,12 +359,12 @@ def main() -> int:
             cells = (each.kills, f"{each.seconds:.0f}", each.lines, f"{each.again:.1%}")
             table.add_row(each.case, *map(str, cells))
         Console().print(table)
-        print(f"Answers that differ between the cases: {len(different)}")
-        for line in different[:5]:
-            print(line)
+        print(f"Answers that differ between the cases: {len(sentences)}")
+        for sentence in sentences[:5]:
+            print(sentence)
         print(f"load {os.getloadavg()[1]:.1f} on {os.cpu_count()} processors")
     is_complete = all(each.lines == options.requests for each in outcomes)
-    return 0 if is_complete and not different else 1
+    return 0 if is_complete and not sentences else 1
 
 
 if __name__ == "__main__":

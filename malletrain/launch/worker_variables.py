@@ -32,8 +32,11 @@ class WorkerVariables:
         environment = self._environment
         cores = allowed_cores(environment)
         threads = layout.threads or threads_per_worker(cores, layout.processes, self._of_user)
+        environment.pop(env.THREADS, None)
         if threads:
             environment[THREADS_VARIABLE] = str(threads)
+            if not layout.threads:
+                environment[env.THREADS] = str(threads)
         if layout.loader_workers:
             environment[env.LOADER_WORKERS] = str(layout.loader_workers)
         else:

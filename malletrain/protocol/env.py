@@ -59,6 +59,7 @@ STATE_DIR = "MALLETRAIN_STATE_DIR"
 STEP_TIMES = "MALLETRAIN_STEP_TIMES"
 SWEEPS = "MALLETRAIN_SWEEPS"
 TASK = "MALLETRAIN_TASK"
+THREADS = "MALLETRAIN_THREADS"
 TIMEOUT = "MALLETRAIN_TIMEOUT"
 TRACK = "MALLETRAIN_TRACK"
 TRIAL = "MALLETRAIN_TRIAL"
@@ -140,6 +141,8 @@ TABLE = (
      "if that is found by measuring (`--nproc-per-node auto`).", "agent", "training"),
     (LOADER_WORKERS, "Number of loader workers of each process, for DataLoaders of the script that "
      "name none (`--loader-workers`).", "launch", "training, script"),
+    (THREADS, "The number in `OMP_NUM_THREADS`, if MalleTrain has chosen it and not the job.",
+     "launch", "script"),
     (AGENT, "Socket on which the agent talks with the launcher.", "agent", "launch"),
     (GENERATION, "Number of the round that a worker was started for.", "launch",
      "training, elastic"),

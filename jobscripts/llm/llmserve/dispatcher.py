@@ -11,8 +11,8 @@ they begin within a character.
   once, if another replica has room for them; their tokens count until they are stopped
   (:mod:`llmserve.leaving_replicas`).
 * What cannot be continued starts again. A stream that has begun then fails.
-* A request whose attempts end with the engine of a replica, three times, fails. The last time it
-  runs alone, so that no other request fails with it.
+* A request whose attempts end with the engine of a replica fails after MAX_FAILURES attempts. The
+  last one runs alone, so that no other request fails with it.
 * A request that no ready replica could hold waits for a larger one, but not for ever, and blocks no
   other (:mod:`llmserve.oversize`).
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmserve.engines import engine_environment
 from malletrain.waits import time_limit
 
 LAST_LINES = 20
@@ -68,6 +69,7 @@ class EngineProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
+                env=engine_environment(os.environ),
                 preexec_fn=_begin,
             )
         except BaseException:

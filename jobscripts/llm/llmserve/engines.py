@@ -48,6 +48,22 @@ INSTALLATIONS: Mapping[str, str] = {
     "vllm": "pip install vllm",
 }
 """Name → how they are installed."""
+THREADS = "OMP_NUM_THREADS"
+CHOSEN_THREADS = "MALLETRAIN_THREADS"
+"""Variable that has the number of threads if MalleTrain has chosen it (docs/environment.md)."""
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an engine: that of the replica, without a number of threads that
+    MalleTrain has chosen. vLLM takes any number for its user's and computes with so many threads,
+    which between the steps of a GPU keep processors busy; else it chooses one
+    (``set_torch_threads_for_runtime`` in vllm/utils/torch_utils.py).
+    """
+    engine = dict(environment)
+    chosen = engine.pop(CHOSEN_THREADS, "")
+    if chosen and engine.get(THREADS) == chosen:
+        del engine[THREADS]
+    return engine
 
 
 def engine_command(words: Sequence[str], fields: Mapping[str, str]) -> list[str]:

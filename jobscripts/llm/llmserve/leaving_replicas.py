@@ -1,8 +1,8 @@
 """Which requests move off replicas that have notice of their end. Pure: no sockets, no clock.
 
 A request moves if its answer may not be complete before its replica ends, it can be continued or
-started again, and another replica has room for it now. The room of requests that are being moved is
-not given away. A request without room elsewhere stays, and may move later.
+started again, and another replica has room for it now. Room that moving requests will need is kept
+free. A request without room elsewhere stays, and may move later.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def requests_to_move(
         replicas: all replicas, in any fixed order.
         now: seconds on the clock of the caller.
     """
-    chosen: list[TrackedRequest] = []
-    moving = count_moving(requests, replicas)
+    requests_to_stop: list[TrackedRequest] = []
+    moving_count = count_moving(requests, replicas)
     for replica in _leaving(replicas):
         for name in replica.requests:
             tracked = requests[name]
             if tracked.state is not RequestState.RUNNING or not _should_move(tracked, replica, now):
                 continue
-            if moving + len(chosen) >= room(tracked.request.tokens, replicas):
-                return chosen
-            chosen.append(tracked)
-    return chosen
+            if moving_count + len(requests_to_stop) >= room(tracked.request.tokens, replicas):
+                return requests_to_stop
+            requests_to_stop.append(tracked)
+    return requests_to_stop
 
 
 def count_moving(

@@ -1,7 +1,7 @@
 """Requests that are too long: for the operator's limit, or for the replicas. Pure.
 
 Requests of clients wait for a larger replica for a limited time (:class:`OversizeRequests`). The
-lines of a batch do so behind all others (:class:`BatchQueue`).
+lines of a batch are submitted after all other lines (:class:`BatchQueue`).
 """
 
 from __future__ import annotations

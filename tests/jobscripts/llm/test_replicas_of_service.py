@@ -251,6 +251,29 @@ async def test_the_children_of_an_engine_that_ended_end_too(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({"OMP_NUM_THREADS": "64", "MALLETRAIN_THREADS": "64"}, None),
+        ({"OMP_NUM_THREADS": "2"}, "2"),
+        ({"OMP_NUM_THREADS": "2", "MALLETRAIN_THREADS": "64"}, "2"),
+        ({}, None),
+    ],
+)
+@run
+async def test_an_engine_has_only_a_number_of_threads_that_its_user_chose(
+    tmp_path, monkeypatch, variables, threads
+):
+    for name in ("OMP_NUM_THREADS", "MALLETRAIN_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    script = "import os; print(os.environ.get('OMP_NUM_THREADS'))"
+    engine = EngineProcess([sys.executable, "-c", script], tmp_path / "socket")
+    await engine.start()
+    assert (await engine.wait()).splitlines()[-1] == str(threads)
+
+
 @run
 async def test_the_error_of_an_engine_is_named_whatever_it_prints_afterwards(tmp_path):
     """As vLLM prints a hundred lines of tracebacks after the error of an inner process."""

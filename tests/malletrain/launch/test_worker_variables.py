@@ -7,14 +7,17 @@ from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol.payloads import RoundLayout
 
 CORES = str(allowed_cores())
+CHOSEN = {"OMP_NUM_THREADS": CORES, "MALLETRAIN_THREADS": CORES}
+"""Variables if the job names no number of threads."""
 
 
 @pytest.mark.parametrize(
     ("before", "layouts", "after"),
     [
-        ({}, [RoundLayout(1)], {"OMP_NUM_THREADS": CORES}),
+        ({}, [RoundLayout(1)], CHOSEN),
         # What an earlier round set is not the user's.
-        ({}, [RoundLayout(10_000 // 4), RoundLayout(1)], {"OMP_NUM_THREADS": CORES}),
+        ({}, [RoundLayout(10_000 // 4), RoundLayout(1)], CHOSEN),
+        ({}, [RoundLayout(1), RoundLayout(2, 3)], {"OMP_NUM_THREADS": "3"}),
         ({"OMP_NUM_THREADS": "7"}, [RoundLayout(2), RoundLayout(1)], {"OMP_NUM_THREADS": "7"}),
         ({"OMP_NUM_THREADS": "7"}, [RoundLayout(2, 3)], {"OMP_NUM_THREADS": "3"}),
         (

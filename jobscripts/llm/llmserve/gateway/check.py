@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llmserve.gateway.configuration import ConfigurationError, GatewayConfiguration, ModelSection
 from llmserve.gateway.keys import KeyFile, UserKeyError
-from llmserve.gateway.server import configured_tokenizer, own_service
+from llmserve.gateway.server import configured_tokenizer, service_access
 from llmserve.replica_client import ReplicaClient, ReplicaUnreachable
 from malletrain import AsyncClient
 
@@ -198,7 +198,7 @@ async def _service(client: AsyncClient, name: str, job: str) -> GatewayFinding:
         sentence = f"Model {name}: service {job} has ended ({view.state}); submit it again."
         return GatewayFinding("service", False, sentence)
     try:
-        await own_service(client, job)
+        await service_access(client, job)
     except (RuntimeError, ConfigurationError) as error:
         return GatewayFinding("service", False, f"Model {name}: {_joined(error)}")
     ready = sum(not member.loading for member in view.members)

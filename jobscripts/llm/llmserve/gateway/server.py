@@ -118,9 +118,9 @@ async def open_gateway(
         stack.callback(database.close)
         models = {}
         for name, section in configuration.models.items():
-            service = OwnService()
+            service = ServiceAccess()
             if client is not None and section.job:
-                service = await own_service(client, section.job)
+                service = await service_access(client, section.job)
             dispatcher = await stack.enter_async_context(
                 LiveDispatcher(
                     configuration.make_policy(),
@@ -183,8 +183,8 @@ async def serve(
 
 
 @dataclass(frozen=True)
-class OwnService:
-    """What the gateway asks the daemon about a service when it starts."""
+class ServiceAccess:
+    """What the gateway learns of its service from the daemon when it starts."""
 
     key: bytes = b""
     """The secret that the replicas require."""
@@ -192,8 +192,8 @@ class OwnService:
     """Number of nodes that the service has."""
 
 
-async def own_service(client: AsyncClient, job: str) -> OwnService:
-    """Return the service of a model.
+async def service_access(client: AsyncClient, job: str) -> ServiceAccess:
+    """Return the key and the size of the service of a model.
 
     Args:
         client: a client of the daemon.
@@ -210,7 +210,7 @@ async def own_service(client: AsyncClient, job: str) -> OwnService:
             "Run the gateway as the user who submitted the service."
         )
     staying = sum(member.gone_in_s is None for member in view.members)
-    return OwnService(bytes.fromhex(view.key), staying)
+    return ServiceAccess(bytes.fromhex(view.key), staying)
 
 
 def configured_tokenizer(name: str, folder: Path) -> Tokenizer:

@@ -142,7 +142,7 @@ class MapOptions(TypedDict, total=False):
     kind: str
     """Kind of slots, or class of nodes."""
     cpus: int
-    """Cores of a process. Default: 1. 0: one process a node."""
+    """Processors of a process, as the scheduler counts them. Default: 1. 0: one process a node."""
     gpus: int
     """GPUs of a process."""
     memory: str

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from malletrain.config.model import Config
+    from scavenger.batch.slots import SlotKind
+    from scavenger.batch.submission import LeaseSpec
 
 GATE = "malletrain-lease"
 TRY_S = 20.0
@@ -42,49 +44,89 @@ def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
             "with --user.",
         )
         return
-    argv, script = submission(config, name)
     prefix = [word.replace("{owner}", name) for word in config.submit_as]
-    try:
-        process = subprocess.run(
-            [*prefix, "--try", *argv], input=script, capture_output=True, timeout=TRY_S
-        )
-        stderr = " ".join(process.stderr.decode("utf-8", "replace").split())
-        why = (stderr or f"status {process.returncode}") if process.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = str(error)
-    if why:
-        yield False, f"A lease of {name} does not get through: {why} Change {GATE}.conf."
-    else:
+    refusals = []
+    for what, argv, script in submissions(config, name):
+        try:
+            process = subprocess.run(
+                [*prefix, "--try", *argv], input=script, capture_output=True, timeout=TRY_S
+            )
+            stderr = " ".join(process.stderr.decode("utf-8", "replace").split())
+            why = (stderr or f"status {process.returncode}") if process.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = str(error)
+        if why:
+            refusals.append(f"A lease of {what} of {name} does not get through: {why}")
+    for refusal in refusals:
+        yield False, f"{refusal} Change {GATE}.conf."
+    if not refusals:
         yield True, f"As others the daemon's account can submit and end leases only ({GATE})."
 
 
-def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
-    """Return the command and batch script of a lease of ``owner``, as the scavenger submits it.
-    Raises SchedulerError if the site's batch script cannot be read.
+Submission = tuple[str, list[str], bytes]
+"""What a lease has, as words of a sentence; its command; its batch script."""
+
+
+def submissions(config: Config, owner: str) -> Iterator[Submission]:
+    """Yield the submission of a lease of ``owner`` as the scavenger makes it: one for each kind of
+    slots, or that of a node. Raises SchedulerError if the site's batch script cannot be read.
     """
-    from malletrain.daemon.site.backends import agent_program, pbs_settings, slurm_settings
-    from malletrain.protocol import env
-    from scavenger.batch.lease_script import lease_script
-    from scavenger.batch.submission import LeaseSpec
-    from scavenger.pbs.job import qsub
+    return (_to_slurm if config.scheduler.kind == "slurm" else _to_pbs)(config, owner)
+
+
+def _to_slurm(config: Config, owner: str) -> Iterator[Submission]:
+    from malletrain.daemon.site.backends import slurm_lease_memory_mb, slurm_settings
+    from scavenger.interface import SchedulerError
     from scavenger.slurm.job import batch_script, sbatch
+
+    settings = slurm_settings(config)
+    try:
+        memory_mb = slurm_lease_memory_mb(config)
+    except SchedulerError:  # other checks name it
+        memory_mb = 0
+    for slot in settings.slots or (None,):
+        spec = _lease(settings.prefix, owner, slot)
+        script = batch_script(settings.template, spec.argv, spec.env, False, True)
+        yield _words(slot), sbatch(settings, spec, False, memory_mb), script
+
+
+def _to_pbs(config: Config, owner: str) -> Iterator[Submission]:
+    from malletrain.daemon.site.backends import pbs_settings
+    from scavenger.batch.lease_script import lease_script
+    from scavenger.pbs.hosts import slot_chunk
+    from scavenger.pbs.job import SHARED_PLACE, chunk_of, qsub
+
+    settings = pbs_settings(config)
+    for slot in settings.slots or (None,):
+        spec = _lease(settings.prefix, owner, slot)
+        words = qsub(
+            settings,
+            name=spec.name,
+            select=chunk_of(
+                settings.lease, spec.host, slot_chunk(slot.amounts) if slot else ["ncpus=1"]
+            ),
+            limit_s=spec.limit_s,
+            rerunnable=settings.lease.rerunnable != "no",
+            place=SHARED_PLACE if slot else "",
+        )
+        yield _words(slot), words, lease_script(settings.template, spec.part)
+
+
+def _lease(prefix: str, owner: str, slot: SlotKind | None) -> LeaseSpec:
+    """Return a lease of a node or of a slot."""
+    from malletrain.daemon.site.backends import agent_program
+    from malletrain.protocol import env
+    from scavenger.batch.submission import LeaseSpec
 
     agent = (*agent_program(), "--endpoint", "tcp://head:1", "--server-key", "x", "--lease", "l1")
     environment = {env.LEASE_KEY: "x", env.LEASE: "l1"}
-    if config.scheduler.kind == "slurm":
-        s = slurm_settings(config)
-        one = LeaseSpec(
-            f"{s.prefix}l1", "n1", agent, environment, 3600.0, 30.0, None, True, "l1", owner
-        )
-        return sbatch(s, one, False), batch_script(s.template, one.argv, one.env, False, True)
-    p = pbs_settings(config)
-    one = LeaseSpec(
-        f"{p.prefix}l1", "n1", agent, environment, 3600.0, 30.0, None, True, "l1", owner
+    return LeaseSpec(
+        f"{prefix}l1", "n1", agent, environment, 3600.0, 30.0, None, True, "l1", owner, slot
     )
-    select = ":".join(filter(None, ("1:host=n1:ncpus=1", p.lease.select)))
-    rerunnable = p.lease.rerunnable != "no"
-    words = qsub(p, name=one.name, select=select, limit_s=one.limit_s, rerunnable=rerunnable)
-    return words, lease_script(p.template, one.part)
+
+
+def _words(slot: SlotKind | None) -> str:
+    return f"a slot of kind {slot.name}" if slot else "a node"
 
 
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}

@@ -174,7 +174,8 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
     "--cpus",
     type=int,
     metavar="N",
-    help="Cores of a task. Default: a task has a node for itself.",
+    help="Processors of a task, as the scheduler counts them. Default: without --gpus one task a "
+    "node at a time.",
 )
 @click.option("--gpus", type=int, default=0, metavar="N", help="GPUs of a task.")
 @click.option("--memory", metavar="SIZE", help='Memory of a task, such as "4 GB".')

@@ -27,7 +27,12 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 
-from malletrain.launch.cores import allowed_processors
+from malletrain.launch.cores import (
+    THREADS_VARIABLE,
+    allowed_cores,
+    allowed_processors,
+    threads_per_worker,
+)
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, LaunchLoop, order_from_arguments
 from malletrain.launch.task_process import TaskProcess, TaskRefused
@@ -97,6 +102,25 @@ def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int)
     if not (farm.cpus or farm.gpus):
         limits.append(1)
     return min(limits)
+
+
+def thread_variables(
+    farm: FarmSpec, core_count: int, slots: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables with the number of threads of a task: its part of the cores,
+    and at most the number that it asks for. None if the job has chosen a number.
+
+    Args:
+        farm: what a task needs.
+        core_count: number of the lease's cores.
+        slots: number of tasks that run at a time.
+        environment: environment of the tasks.
+    """
+    threads = threads_per_worker(core_count, slots, environment)
+    if not threads:
+        return {}
+    text = str(min(threads, farm.cpus or threads))
+    return {THREADS_VARIABLE: text, env.THREADS: text}
 
 
 def drain_time_s(age_s: float, drain_s: float) -> float:
@@ -451,7 +475,11 @@ def main() -> int:
     variables = entered_variables(setting, order.spec.workdir)
     if variables is None:
         return UNFIT
-    return FarmLauncher(order, farm, setting, variables, min(slots, MAX_HELD)).run()
+    slots = min(slots, MAX_HELD)
+    threads = thread_variables(farm, allowed_cores(), slots, variables)
+    if setting.variable_prefix:
+        threads |= {setting.variable_prefix + name: number for name, number in threads.items()}
+    return FarmLauncher(order, farm, setting, variables | threads, slots).run()
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class TaskProcess:
         """
         self.ended_at: float | None = None
         """When its end was noticed, monotonic time, seconds; None while it runs."""
-        part = f".{os.getpid()}.{item.attempt}.part"
+        mark = f"{os.getpid()}.{item.attempt}.part"
 
         def path(pattern: str) -> str:
             [name] = expand([pattern], farm.columns, item.values, item.number)
@@ -123,11 +123,13 @@ class TaskProcess:
             self._log = path(farm.log)
             self._output = path(farm.output) if farm.output else ""
             checkpoint = path(farm.checkpoint) if farm.checkpoint else ""
-            more = {OUTPUT: _beside(self._output, part)} if self._output else {}
+            # It ends as the result file does: programs choose a format by that.
+            more = {OUTPUT: _beside(self._output, f".{mark}.", "")} if self._output else {}
             command = expand(farm.command, farm.columns, item.values, item.number, more)
         except ValueError as error:
             raise TaskRefused(str(error), NOT_EXECUTABLE) from None
-        self._log_part, self._output_part = _beside(self._log, part), more.get(OUTPUT, "")
+        self._log_part = _beside(self._log, ".", f".{mark}")
+        self._output_part = more.get(OUTPUT, "")
         own = {env.TASK: str(item.number)}
         if checkpoint:
             own[env.CHECKPOINT_DIR] = checkpoint
@@ -250,9 +252,9 @@ class TaskProcess:
             os.killpg(self._child.process.pid, number)
 
 
-def _beside(path: str, suffix: str) -> str:
+def _beside(path: str, prefix: str, suffix: str) -> str:
     folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}{suffix}") if path else ""
+    return os.path.join(folder, f"{prefix}{name}{suffix}")
 
 
 def _refusal(error: Exception, program: str, workdir: str) -> TaskRefused:

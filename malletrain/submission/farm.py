@@ -50,7 +50,7 @@ class TaskOptions:
     """The options of ``malletrain map`` for its tasks."""
 
     cpus: int | None = None
-    """Cores of a task. None: one task a node at a time."""
+    """Processors of a task. None: without ``gpus`` one task a node at a time."""
     gpus: int = 0
     """GPUs of a task."""
     memory: str | int | None = None

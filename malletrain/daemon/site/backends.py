@@ -44,9 +44,10 @@ from scavenger.pbs.site import KILL_DELAY_S
 from scavenger.slurm import job as slurm_job
 from scavenger.slurm import source as slurm_source
 from scavenger.slurm.associations import Associations, read_associations
+from scavenger.slurm.limits import most_memory_mb
 from scavenger.slurm.parse import OF_THIS_CLUSTER
 from scavenger.slurm.scavenger import SlurmScavenger
-from scavenger.slurm.site import KILL_WAIT_S
+from scavenger.slurm.site import KILL_WAIT_S, ask_site
 
 
 def agent_program(executable: str = sys.executable, prefix: str = sys.prefix) -> tuple[str, ...]:
@@ -194,6 +195,14 @@ def slurm_addresses(config: Config) -> list[str]:
     """Return the addresses of Slurm's nodes (NodeAddr). Raises SchedulerError."""
     commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
     return commands.ask(["sinfo", "-h", "-a", *OF_THIS_CLUSTER, "-N", "-o", "%o"]).split()
+
+
+def slurm_lease_memory_mb(config: Config) -> int:
+    """Return the memory that a lease of a whole node requests, MB; 0: all of it. Raises
+    SchedulerError.
+    """
+    commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
+    return most_memory_mb(ask_site(commands), slurm_settings(config).lease)
 
 
 def slurm_associations(config: Config) -> Associations:

@@ -17,11 +17,22 @@ from tests.waiting import PATIENCE_S
 
 SUBMIT_AS = '["env", "OWNER={owner}"]'
 
+SLOTS = """[[scheduler.slurm.slots]]
+name = "gpu"
+gpus = 1
+cpus = 2
+memory = "300 MiB"
+"""
+LIMITED_MEMORY = """SLURM_VERSION = 22.05.8
+PartitionName=preemptable Nodes=n1 MaxMemPerNode=16000 State=UP
+"""
+"""What ``scontrol show config`` and ``scontrol show partition`` print."""
 
-def findings(daemon, tmp_path, submit_as=SUBMIT_AS, shape="single", name=None):
+
+def findings(daemon, tmp_path, submit_as=SUBMIT_AS, shape="single", name=None, more=""):
     text = (
         f"[daemon]\n{daemon}\n[scheduler]\nkind = 'slurm'\n[scheduler.slurm]\nsubmit_as = "
-        f"{submit_as}\nlease_shape = '{shape}'"
+        f"{submit_as}\nlease_shape = '{shape}'\n{more}"
     )
     return list(check_users.users(parse_config(text, directory=tmp_path), name))
 
@@ -200,9 +211,9 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     program.chmod(0o755)
     (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
 
-    def gate_findings(*submit_as, name=None):
+    def gate_findings(*submit_as, name=None, more=""):
         prefix = json.dumps(["env", "A={owner}", *submit_as])
-        results = findings('users = "users"', tmp_path, prefix, name=name)
+        results = findings('users = "users"', tmp_path, prefix, name=name, more=more)
         return [(works, sentence) for works, sentence in results if "malletrain-lease" in sentence]
 
     assert [works for works, _ in gate_findings()] == [None]
@@ -214,6 +225,21 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     world.write(agent=list(agent_program()), options=["--exclusive", "--mem=0"])
     only = "As others the daemon's account can submit and end leases only (malletrain-lease)."
     assert gate_findings(str(program)) == [(True, only)]
+    world.tools.answers("scontrol", LIMITED_MEMORY)
+    partition = 'partition = "preemptable"'
+    in_partition = ["--exclusive", "--partition=preemptable"]
+    world.write(agent=list(agent_program()), options=[*in_partition, "--mem=0"])
+    [(works, why)] = gate_findings(str(program), more=partition)
+    assert works is False
+    assert "A lease of a node of ada does not get through" in why
+    world.write(agent=list(agent_program()), options=[*in_partition, "--mem=16000"])
+    assert gate_findings(str(program), more=partition) == [(True, only)]
+    [(works, why)] = gate_findings(str(program), more=SLOTS)
+    assert works is False
+    assert "A lease of a slot of kind gpu of ada does not get through" in why
+    world.write(agent=list(agent_program()), options=[])
+    assert gate_findings(str(program), more=SLOTS) == [(True, only)]
+    world.write(agent=list(agent_program()), options=["--exclusive", "--mem=0"])
     (tmp_path / "users").write_text("")
     [_, (works, untried)] = gate_findings(str(program))
     assert works is None

@@ -9,10 +9,17 @@ import sys
 import time
 from contextlib import contextmanager
 
+import numpy
 import psutil
 import pytest
 
-from malletrain.launch.farm import JUST_BEGUN_S, drain_time_s, slot_bytes, slots_of
+from malletrain.launch.farm import (
+    JUST_BEGUN_S,
+    drain_time_s,
+    slot_bytes,
+    slots_of,
+    thread_variables,
+)
 from malletrain.launch.task_process import array_variables
 from malletrain.protocol import messages
 from malletrain.protocol.farm import FarmSpec, TaskItem
@@ -160,6 +167,20 @@ def test_a_result_file_appears_only_after_success(tmp_path):
         assert os.listdir(tmp_path / "work" / "out") == ["0.txt"]
 
 
+def test_the_temporary_result_file_has_the_extension_of_the_file(tmp_path):
+    """numpy.save, for example, appends one to other names."""
+    command = "import sys, numpy; numpy.save(sys.argv[1], [1, 2])"
+    farm = spec_of(sys.executable, "-c", command, "{output}", output="out/{index}.npy")
+    with node(tmp_path, farm) as launcher:
+        launcher.begin()
+        launcher.give(["0"])
+        result = launcher.result()
+        assert result.code == 0, result.sentence
+        out = tmp_path / "work" / "out"
+        assert os.listdir(out) == ["0.npy"]
+        assert numpy.load(out / "0.npy").tolist() == [1, 2]
+
+
 def test_success_without_the_result_file_is_a_failure(tmp_path):
     with node(tmp_path, spec_of("true", "{output}", output="out/{index}.txt")) as launcher:
         launcher.begin()
@@ -242,6 +263,33 @@ def test_a_node_that_is_too_small_is_unfit(tmp_path):
 )
 def test_slots_of_a_node(fields, slots):
     assert slots_of(spec_of("x", **fields), 16, 4, 100) == slots
+
+
+@pytest.mark.parametrize(
+    ("fields", "slots", "environment", "threads"),
+    [
+        ({}, 1, {}, "16"),
+        ({"cpus": 4}, 4, {}, "4"),
+        ({"cpus": 4}, 2, {}, "4"),  # memory for two
+        ({"gpus": 1}, 4, {}, "4"),
+        ({"cpus": 1}, 32, {}, "1"),  # two hardware threads on each core
+        ({"cpus": 4}, 4, {"OMP_NUM_THREADS": "2"}, None),
+    ],
+)
+def test_a_task_has_the_threads_of_its_part_of_the_cores(fields, slots, environment, threads):
+    variables = thread_variables(spec_of("x", **fields), 16, slots, environment)
+    names = ("OMP_NUM_THREADS", "MALLETRAIN_THREADS")
+    assert variables == ({} if threads is None else dict.fromkeys(names, threads))
+
+
+def test_tasks_get_the_number_of_threads(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    farm = spec_of("sh", "-c", "echo $OMP_NUM_THREADS $X_OMP_NUM_THREADS", cpus=1)
+    with node(tmp_path, farm, variable_prefix="X_") as launcher:
+        launcher.begin()
+        launcher.give(["0"])
+        assert launcher.result().code == 0
+        assert (tmp_path / "work" / "logs" / "0.log").read_text() == "1 1\n"
 
 
 def test_memory_of_a_slot():

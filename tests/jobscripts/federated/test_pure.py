@@ -10,7 +10,7 @@ from tests.jobscripts.imports import imports
 
 PACKAGE = Path(__file__).parents[3] / "jobscripts" / "federated" / "fedcase"
 PURE = {
-    *("clients", "coordinator", "hot_samples", "placement", "ratio", "rounds", "selection"),
+    *("clients", "coordinator", "hot_samples", "ratio", "rounds", "selection"),
     "training_state",
 }
 ALLOWED = {

@@ -85,7 +85,7 @@ def test_nodes_that_are_there_at_the_start_of_the_gateway_count_as_filled(nodes_
     assert [demand.nodes(count, now) for now, count, _ in looks] == [n for *_, n in looks]
 
 
-def test_a_gateway_begins_with_the_nodes_that_its_service_has(tmp_path):
+def test_a_gateway_begins_with_the_nodes_that_stay_in_its_service(tmp_path):
     path = tmp_path / "gateway.toml"
     path.write_text(
         '[users.alice]\n[models.simulated]\njob = "serve"\ntokenizer = "simulated"\n'
@@ -94,12 +94,13 @@ def test_a_gateway_begins_with_the_nodes_that_its_service_has(tmp_path):
 
     class Client:
         async def members(self, job):
-            return SimpleNamespace(key="00" * 32, members=["n1", "n2", "n3"])
+            members = [SimpleNamespace(gone_in_s=gone_in_s) for gone_in_s in (None, 9.0, None)]
+            return SimpleNamespace(key="00" * 32, members=members)
 
     async def story():
         async with open_gateway(read(path), tmp_path, Client()) as gateway:
             demand = gateway.admission.models["simulated"].demand
-            assert demand.nodes(0, time.monotonic()) == 3
+            assert demand.nodes(0, time.monotonic()) == 2, "the node that leaves does not count"
 
     asyncio.run(story())
 

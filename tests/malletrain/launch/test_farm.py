@@ -94,7 +94,8 @@ class Node:
 def until_drained_for(path):
     """Wait until the task that makes this file has run for so long that it has a drain time."""
     until(path.exists, "the task runs")
-    until(lambda: time.time() > path.stat().st_mtime + JUST_BEGUN_S, "it has not just begun")
+    seen = time.monotonic()  # as the launcher measures; the time of day and those of files differ
+    until(lambda: time.monotonic() > seen + JUST_BEGUN_S, "it has not just begun")
 
 
 @contextmanager

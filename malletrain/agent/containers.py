@@ -219,7 +219,8 @@ def runtime_environment(
     runtime: ContainerRuntime, container: ContainerSpec, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of the runtime's process: ``environment``, and the prefixed variables
-    that the runtime passes into the container.
+    that the runtime passes into the container. Variables that each task of a farm has of its own
+    are not part of it.
 
     Args:
         runtime: the container runtime.
@@ -229,5 +230,6 @@ def runtime_environment(
     result = dict(environment)
     prefix = runtime.variable_prefix
     if prefix:
-        result.update({prefix + n: environment[n] for n in container.variables if n != "HOME"})
+        names = [n for n in container.variables if n != "HOME" and n in environment]
+        result.update({prefix + n: environment[n] for n in names})
     return result

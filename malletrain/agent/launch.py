@@ -40,6 +40,8 @@ _DROPPED = {
     "MASTER_ADDR",
     "MASTER_PORT",
     "PYTHONSAFEPATH",
+    # PBS sets it in each job to the processors of the chunk; no user chose that number.
+    "OMP_NUM_THREADS",
 }
 _ALLOWED = {
     env.CLUSTER,

@@ -7,6 +7,7 @@ whether it accepts the leases of this site.
 
 from __future__ import annotations
 
+import contextlib
 import pwd
 import shutil
 import subprocess
@@ -71,7 +72,9 @@ def submissions(config: Config, owner: str) -> Iterator[Submission]:
     """Yield the submission of a lease of ``owner`` as the scavenger makes it: one for each kind of
     slots, or that of a node. Raises SchedulerError if the site's batch script cannot be read.
     """
-    return (_to_slurm if config.scheduler.kind == "slurm" else _to_pbs)(config, owner)
+    if config.scheduler.kind == "slurm":
+        return _to_slurm(config, owner)
+    return _to_pbs(config, owner)
 
 
 def _to_slurm(config: Config, owner: str) -> Iterator[Submission]:
@@ -80,10 +83,10 @@ def _to_slurm(config: Config, owner: str) -> Iterator[Submission]:
     from scavenger.slurm.job import batch_script, sbatch
 
     settings = slurm_settings(config)
-    try:
-        memory_mb = slurm_lease_memory_mb(config)
-    except SchedulerError:  # other checks name it
-        memory_mb = 0
+    memory_mb = 0
+    if not settings.slots:
+        with contextlib.suppress(SchedulerError):  # other checks name it
+            memory_mb = slurm_lease_memory_mb(config)
     for slot in settings.slots or (None,):
         spec = _lease(settings.prefix, owner, slot)
         script = batch_script(settings.template, spec.argv, spec.env, False, True)

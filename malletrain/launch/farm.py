@@ -105,22 +105,28 @@ def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int)
 
 
 def thread_variables(
-    farm: FarmSpec, core_count: int, slots: int, environment: Mapping[str, str]
+    farm: FarmSpec,
+    core_count: int,
+    slots: int,
+    environment: Mapping[str, str],
+    prefix: str = "",
 ) -> dict[str, str]:
     """Return the environment variables with the number of threads of a task: its part of the cores,
-    and at most the number that it asks for. None if the job has chosen a number.
+    and at most the number that it asks for. Empty if the job has chosen a number.
 
     Args:
         farm: what a task needs.
         core_count: number of the lease's cores.
         slots: number of tasks that run at a time.
         environment: environment of the tasks.
+        prefix: of variables that the container runtime passes into the container; empty: none.
     """
     threads = threads_per_worker(core_count, slots, environment)
-    if not threads:
+    if not threads or environment.get(prefix + THREADS_VARIABLE, "").strip():
         return {}
     text = str(min(threads, farm.cpus or threads))
-    return {THREADS_VARIABLE: text, env.THREADS: text}
+    names = (THREADS_VARIABLE, env.THREADS)
+    return dict.fromkeys([*names, *(prefix + name for name in names)], text)
 
 
 def drain_time_s(age_s: float, drain_s: float) -> float:
@@ -476,10 +482,8 @@ def main() -> int:
     if variables is None:
         return UNFIT
     slots = min(slots, MAX_HELD)
-    threads = thread_variables(farm, allowed_cores(), slots, variables)
-    if setting.variable_prefix:
-        threads |= {setting.variable_prefix + name: number for name, number in threads.items()}
-    return FarmLauncher(order, farm, setting, variables | threads, slots).run()
+    variables |= thread_variables(farm, allowed_cores(), slots, variables, setting.variable_prefix)
+    return FarmLauncher(order, farm, setting, variables, slots).run()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from malletrain.launch.cores import THREADS_VARIABLE
 from malletrain.launch.loop import Child, LaunchLoop
 from malletrain.protocol import env
 from malletrain.protocol.farm import MAX_TAIL, FarmSpec, TaskItem, TaskResult
@@ -36,7 +37,14 @@ ARRAY_VARIABLES = (
     "SLURM_ARRAY_JOB_ID",
     "PBS_ARRAY_INDEX",
 )
-TASK_VARIABLES = (env.TASK, env.CHECKPOINT_DIR, "CUDA_VISIBLE_DEVICES", *ARRAY_VARIABLES)
+TASK_VARIABLES = (
+    env.TASK,
+    env.CHECKPOINT_DIR,
+    "CUDA_VISIBLE_DEVICES",
+    THREADS_VARIABLE,
+    env.THREADS,
+    *ARRAY_VARIABLES,
+)
 """Variables that a task has besides those of its node."""
 
 

@@ -89,6 +89,13 @@ def test_values_of_variables_are_in_no_command_line(name):
     assert around == {**outside, **(variables if runtime.variable_prefix else {})}
 
 
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_variables_that_each_task_has_of_its_own_may_be_absent(name):
+    contained = replace(CONTAINED, variables=(*CONTAINED.variables, "MALLETRAIN_TASK"))
+    around = runtime_environment(RUNTIMES[name], contained, {"PATH": "/bin", **INSIDE})
+    assert not [variable for variable in around if variable.endswith("MALLETRAIN_TASK")]
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [

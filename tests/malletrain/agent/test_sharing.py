@@ -152,7 +152,8 @@ def test_threads_of_a_process(tmp_path, monkeypatch, cpus, processes, own, threa
     monkeypatch.setattr(cores, "_siblings", lambda _: {})
     monkeypatch.setattr(cores, "_quotas", list)
     launch = order(tmp_path, nproc_per_node=processes, env=own)
-    inside = job_environment(place(tmp_path, {}, cpus=cpus), launch, flags="/f")
+    of_pbs = {"OMP_NUM_THREADS": "64"}  # in each of its jobs
+    inside = job_environment(place(tmp_path, of_pbs, cpus=cpus), launch, flags="/f")
     assert inside.get("OMP_NUM_THREADS") == own.get("OMP_NUM_THREADS")
     WorkerVariables(inside).set(RoundLayout(processes))
     assert inside["OMP_NUM_THREADS"] == threads

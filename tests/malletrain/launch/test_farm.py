@@ -283,6 +283,11 @@ def test_a_task_has_the_threads_of_its_part_of_the_cores(fields, slots, environm
     assert variables == ({} if threads is None else dict.fromkeys(names, threads))
 
 
+def test_a_number_that_the_job_sets_for_its_container_stays():
+    environment = {"APPTAINERENV_OMP_NUM_THREADS": "2"}
+    assert thread_variables(spec_of("x"), 16, 1, environment, "APPTAINERENV_") == {}
+
+
 def test_tasks_get_the_number_of_threads(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     farm = spec_of("sh", "-c", "echo $OMP_NUM_THREADS $X_OMP_NUM_THREADS", cpus=1)

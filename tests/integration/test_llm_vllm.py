@@ -119,6 +119,16 @@ def engines_below(process: psutil.Process) -> list[Engine]:
     return engines
 
 
+def engines_that_answer(made: Site) -> list[Engine]:
+    """The vLLMs of a site that do not load any more."""
+    engines = []
+    for engine in engines_below(psutil.Process(made.cluster.pid)):
+        with contextlib.suppress(OSError, psutil.Error):
+            engine.ask("/health")
+            engines.append(engine)
+    return engines
+
+
 # --- a batch ---
 
 LINES, TOKENS = 30, 300
@@ -165,7 +175,8 @@ def test_a_batch_outlives_a_node_and_its_dispatcher(tmp_path, monkeypatch, capsy
         s.until(lambda: folder.newest_epoch().number >= 2, "a process dispatches again")
         s.until(lambda: ready() or folder.is_done, "a node answers again")
         # With the batch beside it: no answer depends on what else the engine computes.
-        engine = engines_below(psutil.Process(s.cluster.pid))[0]
+        s.until(lambda: engines_that_answer(s), "an engine answers")
+        engine = engines_that_answer(s)[0]
         with ThreadPoolExecutor(4) as pool:
             futures = [pool.submit(engine.ask, "/v1/completions", body_of(n)) for n in range(4)]
             undisturbed = [json.loads(each.result())["choices"][0]["text"] for each in futures]

@@ -3,6 +3,7 @@
     python -m benchmarks.batching [--contenders 64 frozen planned] [--samples 10000] [--json]
     python -m benchmarks.batching --predict
     python -m benchmarks.batching --trace week1.csv.gz --node-list nodes.txt [--seeds 5]
+        [--accuracy FOLDER]
 
 On six virtual nodes of an embedded cluster, a training whose global batch grows from 64 to 512
 samples in steps (benchmarks.train_batching: a step sleeps as long as a law says) and another one
@@ -20,7 +21,8 @@ step with a larger batch to other nodes, seconds. ``profiles``: how many there w
 predicts from what is measured at smaller batches, beside the truth; nothing is started.
 
 ``--trace``: benchmarks.batching_simulated, batches that follow the gradient noise beside fixed ones
-in the simulator.
+in the simulator. With ``--accuracy FOLDER``: benchmarks.batching_accuracy, one such job that really
+learns Fashion-MNIST.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
-from benchmarks import train_batching
+from benchmarks import batching_accuracy, train_batching
 from benchmarks.batching_simulated import simulated
 from benchmarks.needs import existing
 from benchmarks.train_batching import STEADY_RATE, step_s
@@ -262,11 +264,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10, help="jobs at a time, for --trace")
     parser.add_argument("--hours", type=float, default=24.0, help="simulated time, for --trace")
     parser.add_argument("--seeds", type=int, default=5, help="draws of nodes, for --trace")
+    parser.add_argument(
+        "--accuracy", type=Path, metavar="FOLDER", help="of Fashion-MNIST, with --trace"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     args = parser.parse_args()
     if args.predict:
         print(json.dumps({"worst error": predictions()}, indent=1))
         return
+    if args.accuracy is not None and args.trace is None:
+        raise SystemExit("--accuracy needs --trace FILE, idle nodes of a machine.")
     if args.trace is not None:
         _print_simulated(args)
         return
@@ -288,9 +295,14 @@ def main() -> None:
 def _print_simulated(args: argparse.Namespace) -> None:
     if args.node_list is None:
         raise SystemExit("--trace needs --node-list FILE, the names of all nodes of the machine.")
+    trace = existing(args.trace, "--trace", "idle nodes of a machine")
+    names = existing(args.node_list, "--node-list", "the names of all nodes of the machine")
+    if args.accuracy is not None:
+        _print_accuracy(args, trace, names)
+        return
     rows = simulated(
-        existing(args.trace, "--trace", "idle nodes of a machine"),
-        existing(args.node_list, "--node-list", "the names of all nodes of the machine"),
+        trace,
+        names,
         nodes=args.nodes,
         count=args.jobs,
         hours=args.hours,
@@ -306,6 +318,18 @@ def _print_simulated(args: argparse.Namespace) -> None:
             f"{row.noise_scale:11g}  {', '.join(map(str, row.batches)):>23}  {row.progress:8.3f}  "
             f"{low:.3f} to {high:.3f}"
         )
+
+
+def _print_accuracy(args: argparse.Namespace, trace: Path, names: Path) -> None:
+    rows = list(
+        batching_accuracy.pairs(
+            args.accuracy, trace, names, nodes=args.nodes, hours=args.hours, seeds=args.seeds
+        )
+    )
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    print(batching_accuracy.table(rows))
 
 
 def _after(seconds: float | None) -> str:

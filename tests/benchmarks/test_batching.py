@@ -1,5 +1,7 @@
 """The account of benchmarks.batching, and that its trainings and predictions are what they seem."""
 
+import math
+
 import pytest
 
 from benchmarks.batching import (
@@ -13,7 +15,12 @@ from benchmarks.batching import (
     rate,
     reactions,
 )
+from benchmarks.batching_accuracy import BASE as ACCURACY_BASE
+from benchmarks.batching_accuracy import SHARE, SPEED_UP, Clock, Pair, Training
+from benchmarks.batching_simulated import COSTS
+from benchmarks.batching_simulated import rate as resnet_rate
 from benchmarks.train_batching import step_s
+from scavenger.trace.trace import Trace
 
 MOMENTS = [
     Moment(0.0, 2, 0.0, 0.0),
@@ -57,3 +64,42 @@ def test_the_law_predicts_batches_that_were_not_measured():
     assert first["unmeasured"] < 0.1
     assert all(row["unmeasured"] < 0.02 for row in others)
     assert all(row["one size"] < 0.03 for row in (first, *others))
+
+
+def trace_of(*intervals):
+    """Return a trace with SHARE nodes for each (start, end), seconds of the training."""
+    rows = [(s, e) for s, e in intervals for _ in range(SHARE)]
+    starts, ends = zip(*rows, strict=True)
+    names = [f"n{k}" for k in range(len(rows))]
+    scaled = [[x * SPEED_UP for x in column] for column in (starts, ends)]
+    return Trace.from_gaps(range(len(rows)), *scaled, names, 1000.0 * SPEED_UP)
+
+
+def test_the_clock_waits_for_a_node_and_counts_each_change_and_each_step():
+    clock = Clock(trace_of((5.0, 900.0), (300.0, 400.0)))
+    assert (clock.nodes(), clock.seconds) == (1, 5.0)
+    step = ACCURACY_BASE / resnet_rate(1, ACCURACY_BASE)
+    clock.step(ACCURACY_BASE)
+    assert clock.seconds == pytest.approx(5.0 + COSTS.start_s + step)
+    clock.seconds = 300.0
+    clock.step(ACCURACY_BASE)
+    step = ACCURACY_BASE / resnet_rate(2, ACCURACY_BASE)
+    assert clock.seconds == pytest.approx(300.0 + COSTS.up_s + step)
+    clock.seconds = 400.0
+    clock.step(ACCURACY_BASE)
+    assert clock.seconds - 400.0 == pytest.approx(
+        COSTS.down_s + ACCURACY_BASE / resnet_rate(1, ACCURACY_BASE)
+    )
+    clock.seconds = 900.0
+    with pytest.raises(SystemExit, match="The trace ends"):
+        clock.nodes()
+
+
+def test_ratios_of_two_trainings():
+    fixed = Training(100.0, 1000, 0.900, ((50.0, 0.89), (90.0, 0.898), (100.0, 0.900)), (128,))
+    adaptive = Training(60.0, 1500, 0.899, ((30.0, 0.897), (60.0, 0.899)), (128, 256))
+    pair = Pair(0, fixed, adaptive)
+    assert pair.end_ratio == 0.6
+    assert pair.accuracy_ratio == pytest.approx(30.0 / 90.0)
+    worse = Training(60.0, 1500, 0.89, ((60.0, 0.89),), (128,))
+    assert Pair(0, fixed, worse).accuracy_ratio == math.inf

@@ -17,7 +17,8 @@ from malletrain.protocol.messages import JobSpec
 
 # The lease is a job of the main scheduler, but the training script is not a step of that job.
 # Variables that describe ranks, steps and MPI would mislead the script (and torch, Lightning,
-# mpi4py …), and the variables of the agent do not concern it.
+# mpi4py …), and the variables of the agent do not concern it. SLURM_JOB_ID alone is enough for
+# Open MPI 4, PRRTE and jax to look for the nodes and tasks of a Slurm job, and to fail.
 _DROPPED_PREFIXES = (
     "MALLETRAIN_",
     "SLURM_",
@@ -46,8 +47,6 @@ _DROPPED = {
 _ALLOWED = {
     env.CLUSTER,
     env.FAULTS,
-    "SLURM_JOB_ID",
-    "SLURM_JOBID",
     "SLURM_CLUSTER_NAME",
     "SLURM_TMPDIR",
     "SLURM_CONF",

@@ -286,7 +286,7 @@ def map_(
       malletrain map --nodes 1:16 -- array.sbatch
     """
     from malletrain.submission.error import SpecError
-    from malletrain.submission.farm import TaskOptions, build_farm
+    from malletrain.submission.farm import TaskOptions, build_farm, check_files
     from malletrain.submission.options import JobOptions
     from malletrain.submission.software import SoftwareOptions
     from malletrain.submission.task_lists import TaskList
@@ -305,6 +305,8 @@ def map_(
             task_options = TaskOptions(**of_tasks)
             job_options = JobOptions(software=software, **options)
             spec, notes = build_farm(command, rows.columns, rows.count, task_options, job_options)
+            assert spec.farm is not None
+            check_files(spec.farm, rows.groups())
             for note in notes:
                 say(note)
             if dry_run:

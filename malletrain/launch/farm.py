@@ -385,6 +385,7 @@ class FarmLauncher:
             task = TaskProcess(
                 self._loop,
                 self.order.job,
+                self.order.spec.name,
                 self._farm,
                 self.order.spec.workdir,
                 item,

@@ -11,32 +11,25 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from malletrain.launch.array_variables import ARRAY_VARIABLES, array_variables, with_commands
 from malletrain.launch.cores import THREADS_VARIABLE
 from malletrain.launch.loop import Child, LaunchLoop
 from malletrain.protocol import env
 from malletrain.protocol.farm import MAX_TAIL, FarmSpec, TaskItem, TaskResult
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import TaskSetting
-from malletrain.protocol.task_template import INDEX, OUTPUT, expand
+from malletrain.protocol.task_template import OUTPUT, expand
 
 TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 """Exit codes after a SIGTERM, of a process and of a shell."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a command that cannot be started, as a shell has them."""
-ARRAY_VARIABLES = (
-    "SLURM_ARRAY_TASK_ID",
-    "SLURM_ARRAY_TASK_COUNT",
-    "SLURM_ARRAY_TASK_MIN",
-    "SLURM_ARRAY_TASK_MAX",
-    "SLURM_ARRAY_TASK_STEP",
-    "SLURM_ARRAY_JOB_ID",
-    "PBS_ARRAY_INDEX",
-)
 TASK_VARIABLES = (
     env.TASK,
     env.CHECKPOINT_DIR,
@@ -56,18 +49,6 @@ class TaskRefused(Exception):
         self.code = code
 
 
-def array_variables(job: str, farm: FarmSpec, item: TaskItem) -> dict[str, str]:
-    """Return the variables that a Slurm and a PBS job array would set. The index is the value of
-    the column ``index`` if there is one, else the task's number.
-    """
-    index = str(item.number)
-    if INDEX in farm.columns:
-        index = item.values[farm.columns.index(INDEX)]
-    low, high, step = map(str, farm.array_range or (0, farm.total - 1, 1))
-    values = (index, str(farm.total), low, high, step, job.removeprefix("j"), index)
-    return dict(zip(ARRAY_VARIABLES, values, strict=True))
-
-
 def tail_of(path: str) -> str:
     """Return the end of a file, at most MAX_TAIL bytes; empty if it cannot be read."""
     try:
@@ -85,6 +66,7 @@ class TaskProcess:
     Args:
         loop: the launcher's loop.
         job: id of the job.
+        name: name of the job.
         farm: what the tasks run.
         workdir: the job's working directory.
         item: the task.
@@ -100,6 +82,7 @@ class TaskProcess:
         self,
         loop: LaunchLoop,
         job: str,
+        name: str,
         farm: FarmSpec,
         workdir: str,
         item: TaskItem,
@@ -121,11 +104,11 @@ class TaskProcess:
         """
         self.ended_at: float | None = None
         """When its end was noticed, monotonic time, seconds; None while it runs."""
-        mark = f"{os.getpid()}.{item.attempt}.part"
+        mark = f"{os.getpid()}.{item.number}.{item.attempt}.part"
 
         def path(pattern: str) -> str:
-            [name] = expand([pattern], farm.columns, item.values, item.number)
-            return os.path.join(workdir, name)
+            [expanded] = expand([pattern], farm.columns, item.values, item.number)
+            return os.path.join(workdir, expanded)
 
         try:
             self._log = path(farm.log)
@@ -142,7 +125,9 @@ class TaskProcess:
         if checkpoint:
             own[env.CHECKPOINT_DIR] = checkpoint
         if farm.array_env:
-            own |= array_variables(job, farm, item)
+            own |= array_variables(job, name, farm, item, workdir, socket.gethostname())
+        if not setting.prefix:  # a container has no such directory, and no srun
+            variables = with_commands(variables)
         if farm.gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if setting.variable_prefix:

@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from malletrain.config.units import UnitError, parse_duration, parse_size
 from malletrain.identity.keys import user_name
 from malletrain.protocol.farm import MAX_TASKS, FarmSpec
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
-from malletrain.protocol.task_template import OUTPUT, escaped, expand, problems
+from malletrain.protocol.task_template import INDEX, OUTPUT, escaped, expand, problems
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline
 from malletrain.submission.options import JobOptions
@@ -35,6 +35,7 @@ from malletrain.submission.spec import (
     time_limit_of,
     working_directory,
 )
+from malletrain.submission.task_lists import not_utf8
 
 NO_OPTIONS = JobOptions()
 LOGS = "malletrain-logs"
@@ -97,6 +98,9 @@ def build_farm(
         SpecError: an option or the command is invalid.
     """
     o = options
+    for word in (*command, tasks.output or "", tasks.log or "", tasks.checkpoint or ""):
+        if problem := not_utf8(word):
+            raise SpecError(f"A word of the command or of a pattern {problem}.")
     with about("nodes"):
         low, high = parse_nodes(o.nodes or "1")
     environment = software_of(o.software)
@@ -177,6 +181,49 @@ def build_farm(
         farm=farm,
     )
     return spec, notes
+
+
+def check_files(farm: FarmSpec, groups: Iterable[tuple[int, Sequence[Sequence[str]]]]) -> None:
+    """Check that each task has a log, a result file and a directory for checkpoints of its own.
+
+    Args:
+        farm: the farm.
+        groups: the tasks in groups: number of the first one, and the values of each.
+
+    Raises:
+        SpecError: two tasks have the same one.
+    """
+    patterns = {
+        option: pattern
+        for option, pattern in (
+            ("--log", farm.log),
+            ("--output", farm.output),
+            ("--checkpoint", farm.checkpoint),
+        )
+        if pattern and not _has_number(pattern, farm.columns)
+    }
+    if not patterns:
+        return
+    first_of: dict[str, dict[int, int]] = {option: {} for option in patterns}
+    """Option → hash of a path → the first task with it. A path has some 50 bytes, a hash 8."""
+    for first, rows in groups:
+        for number, values in enumerate(rows, first):
+            for option, pattern in patterns.items():
+                [path] = expand([pattern], farm.columns, values, number)
+                other = first_of[option].setdefault(hash(os.path.normpath(path)), number)
+                if other != number:
+                    raise SpecError(
+                        f"{option}: the tasks {other} and {number} (counted from 0) would both use "
+                        f"{path}; add {{index}} or another column to its name."
+                    )
+
+
+def _has_number(pattern: str, columns: Sequence[str]) -> bool:
+    """Return whether a pattern has the number of the task, which no other task has."""
+    if INDEX in columns:
+        return False
+    one, other = (expand([pattern], columns, [""] * len(columns), number) for number in (0, 1))
+    return one != other
 
 
 def program_of(

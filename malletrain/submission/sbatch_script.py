@@ -88,7 +88,7 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
     """
     values: dict[str, object] = {}
     ignored: dict[str, None] = {}
-    cores, per_core = 1, 0
+    cores, per_core, whole_node = 1, 0, ""
     for line, name, value in _options(text, where):
         try:
             if name == "array":
@@ -97,12 +97,15 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
                 values["cpus"] = cores = int(value)
             elif name == "mem":
                 values["memory_bytes"] = memory_of(value)
+                whole_node = "" if values["memory_bytes"] else f"--mem={value}"
             elif name == "mem-per-cpu":
                 per_core = memory_of(value)
             elif name == "time":
                 values["time_s"] = time_of(value)
-            elif name in GPUS and (match := re.fullmatch(_GPUS[name], value)):
-                values["gpus"] = int(match[1] or 1)
+            elif name in GPUS:
+                values["gpus"], others = gpus_of(name, value)
+                if others:
+                    ignored[f"--{name}={others}"] = None
             elif name == "job-name":
                 values["name"] = value
             elif name == "output" and value != "/dev/null":
@@ -113,7 +116,7 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
                 values["workdir"] = value
             elif name == "export":
                 words = [word for word in value.split(",") if word not in ("ALL", "NONE", "NIL")]
-                values["env"] = tuple(words)
+                values["env"] = tuple(word.replace(_QUOTED_COMMA, ",") for word in words)
                 if len(words) < len(value.split(",")):
                     ignored[f"--export={value.split(',')[0]}"] = None
             elif (name, value) not in ALONE:
@@ -124,16 +127,31 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
             ) from None
     if per_core and "memory_bytes" not in values:
         values["memory_bytes"] = per_core * cores
+    if whole_node:  # all memory of the node: one task at a time
+        del values["memory_bytes"]
+        if values.get("gpus"):
+            ignored[whole_node] = None
+        elif values.pop("cpus", None):
+            ignored[f"--cpus-per-task={cores} beside {whole_node}"] = None
     return BatchOptions(values, tuple(ignored))
 
 
-_COUNT_OF_TYPE = r"(?:[A-Za-z_][\w.-]*:)?([0-9]{1,6})"
-_GPUS = {
-    "gres": r"(?:gres[:/])?gpu(?::[A-Za-z_][\w.-]*)?(?::([0-9]{1,6}))?",
-    "gpus": _COUNT_OF_TYPE,
-    "gpus-per-task": _COUNT_OF_TYPE,
-    "gpus-per-node": _COUNT_OF_TYPE,
-}
+_GPUS_OF_TYPE = re.compile(r"(?:[A-Za-z_][\w.-]*:)?([0-9]{1,6})")
+_GRES_GPUS = re.compile(r"(?:gres[:/])?gpu(?::[A-Za-z_][\w.-]*)?(?::([0-9]{1,6}))?")
+
+
+def gpus_of(name: str, value: str) -> tuple[int, str]:
+    """Return the GPUs that a list of an option of :data:`GPUS` asks for, of all types together, and
+    its other entries.
+
+    Args:
+        name: long name of the option.
+        value: its value, a list with commas: ``gpu:a100:1,gpu:v100:1`` or ``a100:1``.
+    """
+    pattern = _GRES_GPUS if name == "gres" else _GPUS_OF_TYPE
+    entries = [(entry, pattern.fullmatch(entry)) for entry in value.split(",")]
+    count = sum(int(match[1] or 1) for _, match in entries if match)
+    return count, ",".join(entry for entry, match in entries if match is None)
 
 
 def time_of(text: str) -> float:
@@ -220,6 +238,10 @@ def log_of(text: str, user: str) -> tuple[str, list[str]]:
     return re.sub(r"%([0-9]*)(.?)", replacement, escaped), left_out
 
 
+_QUOTED_COMMA = "\x1f"
+"""Stands for a comma in quotes, which is no separator in the list of ``--export``."""
+
+
 def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
     """Yield line, long name and value of each option."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -229,8 +251,16 @@ def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
         match = re.match(r"#SBATCH\s+(.*)", line)
         if match is None:
             continue
+        if text.splitlines(keepends=True)[number - 1].endswith("\r\n"):
+            raise SpecError(
+                f"{where} has the line ends of Windows, with which no shell runs it, and sbatch "
+                f"refuses it too. Convert it: dos2unix {where}"
+            )
+        quoted = re.sub(
+            r"'[^']*'|\"[^\"]*\"", lambda part: part[0].replace(",", _QUOTED_COMMA), match[1]
+        )
         try:
-            words = shlex.split(match[1], comments=True)
+            words = shlex.split(quoted, comments=True)
         except ValueError as error:
             raise SpecError(f"{where} line {number}: {error}: {stripped[:80]}") from None
         while words:
@@ -245,4 +275,6 @@ def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
             follows = not equals and name not in FLAGS and bool(words)
             if follows and not words[0].startswith("-"):
                 value = words.pop(0)
+            if name != "export":
+                value = value.replace(_QUOTED_COMMA, ",")
             yield number, name, value

@@ -188,6 +188,9 @@ def files_of(patterns: Sequence[str], absolute: bool = False) -> TaskInput:
         if absolute:
             matches = [os.path.abspath(match) for match in matches]
         paths.update(dict.fromkeys(matches))
+    for path in paths:
+        if problem := not_utf8(path):
+            raise SpecError(f"--each: the name of a file {problem}; rename it.", "each")
     ordered = sorted(paths, key=natural)
     return TaskInput("--each", (PATH,), ((k, (path,)) for k, path in enumerate(ordered, 1)))
 
@@ -205,6 +208,17 @@ def array_of(text: str) -> tuple[TaskInput, int | None]:
     numbers = indices(match[1], MAX_TASKS, "tasks")
     rows = ((k, (str(number),)) for k, number in enumerate(numbers, 1))
     return TaskInput("--array", ("index",), rows), int(match[2]) if match[2] else None
+
+
+def not_utf8(text: str) -> str:
+    """Return what is wrong with a word that is not UTF-8, with the word as it can be printed; empty
+    if nothing is. Python has its other bytes as surrogates (PEP 383).
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"is not UTF-8: {text.encode(errors='surrogateescape')!r}"
+    return ""
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:

@@ -107,6 +107,11 @@ the difference.
 """
 
 
+def _ends_within(job: SlurmJob, now: float, grace_s: float) -> bool:
+    """Return whether the end of a job is within the grace time, so that it has been preempted."""
+    return job.end is not None and job.end - now <= grace_s + 1.0
+
+
 def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
     """Return the lease that a job represents. When Slurm preempts a job, it moves the job's end
     forward: a lease within ``grace_s`` of its end is leaving.
@@ -125,7 +130,7 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
         )
     if job.state in PENDING_STATES:
         return Lease(lease_id, called, LeaseState.PENDING, job.node_list, job.reason)
-    leaving = job.state == "COMPLETING" or (job.end is not None and job.end - now <= grace_s + 1.0)
+    leaving = job.state == "COMPLETING" or _ends_within(job, now, grace_s)
     gone_at = (now if job.end is None else job.end) if leaving else None
     return Lease(
         lease_id,
@@ -142,7 +147,8 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
 
 def ledger_entry(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
     """Return the ledger's record of one of our jobs. A suspended job counts as lost: it keeps its
-    memory and may never run again.
+    memory and may never run again. So does one that is preempted while its node is set up, for
+    example in the prolog: when it starts, Slurm moves its end back and does not preempt it again.
 
     Args:
         lease_id: id of the lease.
@@ -151,6 +157,8 @@ def ledger_entry(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Le
         grace_s: as in :func:`lease_of`.
     """
     lost = "the main scheduler suspended it" if job.state == "SUSPENDED" else ""
+    if job.state == "CONFIGURING" and _ends_within(job, now, grace_s):
+        lost = "preempted while its node was set up"
     if job.part and is_unknown(lease_id):
         lost = "nobody asked for it"
     return LeaseJob(

@@ -374,7 +374,7 @@ class SlurmCluster:
                 environment = process.environ()
                 of_job = (
                     environment.get("SLURM_CONF", "").startswith(str(self.root))
-                    and "SLURM_JOB_ID" in environment
+                    and {"SLURM_JOB_ID", "MALLETRAIN_JOB"} & environment.keys()
                 )
                 if of_job or (
                     process.name().startswith("slurmstepd")

@@ -107,6 +107,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "SLURM_PROCID": "0",
         "SLURM_NTASKS": "4",
         "SLURM_JOB_ID": "7",
+        "SLURM_JOBID": "7",
         "PMI_RANK": "0",
         "OMPI_COMM_WORLD_RANK": "1",
         "MALLETRAIN_LEASE_KEY": "k",
@@ -119,7 +120,6 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
     inside = job_environment(place(tmp_path, outside, daemon="d1"), launch, flags="/f")
     assert inside == {
         "PATH": "/mine",
-        "SLURM_JOB_ID": "7",
         "MALLETRAIN_CLUSTER": "/c",
         "CUDA_VISIBLE_DEVICES": "0,1",
         "RANKING": "kept",

@@ -20,7 +20,6 @@ from malletrain.launch.farm import (
     slots_of,
     thread_variables,
 )
-from malletrain.launch.task_process import array_variables
 from malletrain.protocol import messages
 from malletrain.protocol.farm import FarmSpec, TaskItem
 from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order
@@ -223,10 +222,33 @@ def test_variables_of_a_task(tmp_path):
         assert [line[5] for line in lines] == [f"{work}/state/7", f"{work}/state/8"]
 
 
-def test_index_is_the_number_without_such_a_column():
-    variables = array_variables("j17", spec_of("x"), TaskItem(5, 1, ("a",)))
-    assert variables["SLURM_ARRAY_TASK_ID"] == "5"
-    assert variables["SLURM_ARRAY_JOB_ID"] == "17"
+def test_a_task_calls_srun_as_in_a_job_array(tmp_path):
+    farm = spec_of(
+        "sh", "-c", 'cd "$SLURM_SUBMIT_DIR" && srun -n 1 sh -c "pwd; echo $SLURM_JOB_ID"',
+        array_env=True,
+    )  # fmt: skip
+    with node(tmp_path, farm) as launcher:
+        launcher.begin()
+        launcher.give(["7"], ["8"])
+        assert [launcher.result().code for _ in range(2)] == [0, 0]
+        work = tmp_path / "work"
+        lines = [(work / "logs" / f"{k}.log").read_text().split() for k in (0, 1)]
+        assert [line[0] for line in lines] == [str(work), str(work)]
+        assert lines[0][1] != lines[1][1], "each has a directory of its own in /tmp/$SLURM_JOB_ID"
+
+
+def test_tasks_that_run_at_once_never_write_to_one_file(tmp_path):
+    """They may: a client of another version does not check the names of results."""
+    farm = spec_of(
+        "sh", "-c", "echo {output}; echo {x} > {output}; until test -e ../go; do sleep 0.01; done",
+        cpus=1, output="same.txt",
+    )  # fmt: skip
+    with node(tmp_path, farm) as launcher:
+        launcher.begin()
+        launcher.give(["7"], ["8"])
+        until(lambda: len(list((tmp_path / "work").glob(".*.same.txt"))) == 2, "two results")
+        (tmp_path / "go").touch()
+        assert [launcher.result().code for _ in range(2)] == [0, 0]
 
 
 def test_the_environment_is_entered_once(tmp_path):

@@ -42,6 +42,33 @@ def test_a_batch_script():
     )
 
 
+@pytest.mark.parametrize(
+    ("lines", "values", "ignored"),
+    [
+        (["--mem=0"], {}, ()),
+        (["--mem=0 -c 1"], {}, ("--cpus-per-task=1 beside --mem=0",)),
+        (["--mem=0 -c 1", "--mem=2G"], {"cpus": 1, "memory_bytes": 2**31}, ()),
+        (["--mem=0 --gpus=2"], {"gpus": 2}, ("--mem=0",)),
+        (["--gres=gpu:2,tmpfs:10G"], {"gpus": 2}, ("--gres=tmpfs:10G",)),
+        (["--gres=gpu:a100:1,gpu:v100:1"], {"gpus": 2}, ()),
+        (["--gpus=a100:1,v100:2"], {"gpus": 3}, ()),
+        (["--gres=tmpfs:10G"], {"gpus": 0}, ("--gres=tmpfs:10G",)),
+        (["--export=ALL,A='a,b',B=2"], {"env": ("A=a,b", "B=2")}, ("--export=ALL",)),
+        (["--comment='a, b'"], {}, ("--comment=a, b",)),
+    ],
+)
+def test_lists_and_whole_nodes(lines, values, ignored):
+    script = "#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in lines)
+    options = batch_options(script, "x")
+    assert (options.values, options.ignored) == (values, ignored)
+
+
+def test_line_ends_of_windows_are_refused():
+    with pytest.raises(SpecError, match="line ends of Windows.*dos2unix run.sbatch"):
+        batch_options("#!/bin/bash\r\n#SBATCH -c 1\r\necho\r\n", "run.sbatch")
+    assert batch_options("#!/usr/bin/python3\r\nprint()\r\n", "x.py").values == {}
+
+
 def test_a_script_without_options():
     assert batch_options("#!/bin/sh\necho\n", "x").values == {}
 

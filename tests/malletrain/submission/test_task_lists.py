@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import tracemalloc
 
 import pytest
@@ -185,3 +186,10 @@ def test_too_many_rows_are_refused(monkeypatch):
     TaskList(TaskInput("t", ("a",), ((k, ("x",)) for k in range(10))))
     with pytest.raises(SpecError, match="t has more than 10 tasks"):
         TaskList(TaskInput("t", ("a",), ((k, ("x",)) for k in range(11))))
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).touch()
+    with pytest.raises(SpecError, match=r"not UTF-8: b'caf\\xe9.txt'; rename it"):
+        files_of(["*.txt"])

@@ -94,3 +94,19 @@ def test_steps():
     text = "8.0|n2\n8.1|n3\n8.batch|n1\n8.extern|n[1-3]\n"
     assert read_steps(text) == {("8", "n2"): "8.0", ("8", "n3"): "8.1"}
     assert read_steps("") == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "lost"),
+    [
+        ("CONFIGURING", 14.0, "preempted while its node was set up"),
+        ("CONFIGURING", 5000.0, ""),
+        ("CONFIGURING", None, ""),
+        ("PENDING", None, ""),
+        ("RUNNING", 14.0, ""),
+    ],
+)
+def test_a_lease_that_is_preempted_before_its_command_begins_is_lost(state, end, lost):
+    """When its node is set up, Slurm gives it its old end and does not preempt it again."""
+    lease_job = ledger_entry("l1", job(state, "8", "n1")._replace(end=end), 10.0, 5.0)
+    assert lease_job.lost == lost

@@ -1,0 +1,55 @@
+"""Whether the tasks of a farm have files of their own: a table with known answers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from malletrain.protocol.farm import FarmSpec
+from malletrain.submission.error import SpecError
+from malletrain.submission.farm import TaskOptions, build_farm, check_files
+
+SEEDS = [(0, [("1", "a"), ("2", "a")]), (2, [("1", "b")])]
+
+
+def farm_of(**patterns):
+    return FarmSpec(("x",), ("seed", "model"), 3, **{"log": "{index}.log", **patterns})
+
+
+@pytest.mark.parametrize(
+    ("patterns", "sentence"),
+    [
+        ({"output": "res/{seed}.txt"}, "--output: the tasks 0 and 2 .* both use res/1.txt"),
+        ({"output": "res/{model}"}, "--output: the tasks 0 and 1 "),
+        ({"log": "{seed}.log"}, "--log: the tasks 0 and 2 "),
+        ({"checkpoint": "state"}, "--checkpoint: the tasks 0 and 1 .* both use state"),
+        ({"output": "res//{seed}/../x{model}"}, "--output: the tasks 0 and 1 "),
+    ],
+)
+def test_two_tasks_with_one_file_are_refused(patterns, sentence):
+    with pytest.raises(SpecError, match=sentence):
+        check_files(farm_of(**patterns), SEEDS)
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {},
+        {"output": "res/{seed}-{model}.txt"},
+        {"output": "res/{index}", "checkpoint": "{index}/{seed}"},
+    ],
+)
+def test_files_that_differ(patterns):
+    check_files(farm_of(**patterns), SEEDS)
+
+
+def test_the_number_of_a_task_can_be_a_column():
+    farm = FarmSpec(("x",), ("index",), 2, log="{index}.log")
+    with pytest.raises(SpecError, match="the tasks 0 and 1"):
+        check_files(farm, [(0, [("7",), ("7",)])])
+
+
+def test_a_command_that_is_not_utf8_is_refused():
+    with pytest.raises(SpecError, match="is not UTF-8"):
+        build_farm(["true", os.fsdecode(b"\xff")], ["x"], 1, TaskOptions())

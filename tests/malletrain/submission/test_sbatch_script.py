@@ -64,7 +64,7 @@ def test_lists_and_whole_nodes(lines, values, ignored):
 
 
 def test_line_ends_of_windows_are_refused():
-    with pytest.raises(SpecError, match="line ends of Windows.*dos2unix run.sbatch"):
+    with pytest.raises(SpecError, match=r"line ends of Windows.*dos2unix run\.sbatch"):
         batch_options("#!/bin/bash\r\n#SBATCH -c 1\r\necho\r\n", "run.sbatch")
     assert batch_options("#!/usr/bin/python3\r\nprint()\r\n", "x.py").values == {}
 

@@ -92,12 +92,16 @@ def test_an_array_script_runs_unchanged(shared):
         "array.sbatch",
         "#!/bin/bash\n#SBATCH --array=3-9:3\n#SBATCH --cpus-per-task=1\n#SBATCH -o %x_%a.out\n"
         "echo $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT from $SLURM_ARRAY_TASK_MIN to "
-        "$SLURM_ARRAY_TASK_MAX by $SLURM_ARRAY_TASK_STEP $1\n",
+        "$SLURM_ARRAY_TASK_MAX by $SLURM_ARRAY_TASK_STEP $1\n"
+        # its own directory, the folder of the submission, and srun, as such scripts use them
+        'own=scratch-$SLURM_JOB_ID\nmkdir "$own" && touch "$own/mine" || exit 1\n'
+        'cd "$SLURM_SUBMIT_DIR" && srun -n 1 -c "$SLURM_CPUS_PER_TASK" ls "$own"\n'
+        'rm -r "$own"\n',
     )
     call(shared, "map", "--wait", "--", "array.sbatch", "now")
     for index in (3, 6, 9):
         text = (shared.work / f"array_{index}.out").read_text()
-        assert text == f"{index} of 3 from 3 to 9 by 3 now\n"
+        assert text == f"{index} of 3 from 3 to 9 by 3 now\nmine\n"
 
 
 def test_failed_tasks_of_a_running_farm_are_tried_again(shared):

@@ -266,6 +266,20 @@ def test_a_profile_begins_on_nodes_of_the_jobs_trainer():
     assert c.profiles.holds(c.jobs["j"])
 
 
+def test_a_profile_that_is_requested_without_nodes_begins_on_nodes_of_the_jobs_trainer():
+    """Its class is not the default one, which belongs to the other trainer."""
+    c = controller(GPU, CPU, profiling=ProfilingSettings(when_worth=False))
+    c.handle(JobSubmitted("j", 1, 2, trainer="gpu", profile=True), 0.0)
+    c.handle(Tick(), 10.0)
+    c.handle(Tick(), 10_000.0)  # it has waited long enough for nodes
+    for k in range(2):
+        c.handle(NodeJoined(f"c{k}", "default"), 10_001.0)
+        c.handle(NodeJoined(f"g{k}", "a100"), 10_001.0)
+    [start] = [x for x in c.handle(Tick(), 10_002.0) if isinstance(x, Start)]
+    assert sorted(start.nodes) == ["g0", "g1"]
+    assert c.profiles.holds(c.jobs["j"])
+
+
 def candidates_of(classes, *jobs, **more):
     """The candidates of the first plan of a machine with nodes of these classes, by job."""
     seen = {}

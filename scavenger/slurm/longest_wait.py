@@ -44,7 +44,7 @@ class LongestWait:
     """Time from SIGTERM to SIGKILL, if the lease has not ended by itself."""
     cycle_s: float
     """Maximum time until Slurm considers the job again."""
-    complete_wait_s: float = 0.0
+    complete_wait_s: float
     """Time in which Slurm starts no job while another is completing."""
 
     @property

@@ -23,6 +23,7 @@ from malletrain.core.events import (
 from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.planning import Candidate, make_plan, plan_each_trainer
 from malletrain.core.pools import Pool
+from malletrain.core.profiling import Machine
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.core.trainers import Trainer, Trainers
 from tests.draws import cases
@@ -266,18 +267,20 @@ def test_a_profile_begins_on_nodes_of_the_jobs_trainer():
     assert c.profiles.holds(c.jobs["j"])
 
 
-def test_a_profile_that_is_requested_without_nodes_begins_on_nodes_of_the_jobs_trainer():
-    """Its class is not the default one, which belongs to the other trainer."""
+@pytest.mark.parametrize("own", [(), ("c0", "c1")], ids=["none", "of the other trainer"])
+def test_a_profile_is_requested_in_a_class_of_the_jobs_trainer_when_it_has_no_nodes(own):
+    """Its earlier nodes may be of another trainer: the daemon was started with other classes."""
     c = controller(GPU, CPU, profiling=ProfilingSettings(when_worth=False))
     c.handle(JobSubmitted("j", 1, 2, trainer="gpu", profile=True), 0.0)
-    c.handle(Tick(), 10.0)
-    c.handle(Tick(), 10_000.0)  # it has waited long enough for nodes
-    for k in range(2):
-        c.handle(NodeJoined(f"c{k}", "default"), 10_001.0)
-        c.handle(NodeJoined(f"g{k}", "a100"), 10_001.0)
-    [start] = [x for x in c.handle(Tick(), 10_002.0) if isinstance(x, Start)]
-    assert sorted(start.nodes) == ["g0", "g1"]
-    assert c.profiles.holds(c.jobs["j"])
+    for name in own:
+        c.handle(NodeJoined(name, "xeon", job="j"), 0.0)
+    job, profiler = c.jobs["j"], c.profiles.profiler
+    assert job.nodes == own
+    for now in (0.0, 10_000.0):  # it waits for nodes of its largest size, but not for ever
+        profiler.review([job], Machine(c.state.usable, ()), now)
+    assert profiler.pool_of("j").node_class == ("xeon" if own else "a100")
+    profiler.review([job], Machine({}, ()), 10_001.0)
+    assert profiler.pool_of("j").node_class == "a100"
 
 
 def candidates_of(classes, *jobs, **more):

@@ -38,9 +38,9 @@ def test_the_pauses_before_a_request_is_repeated_grow_and_are_bounded(monkeypatc
         "asyncio",
         SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError),
     )
-    known = Proxies(["n1:1"], SilentPeers(), TIMEOUT_S)
+    cache = Proxies(["n1:1"], SilentPeers(), TIMEOUT_S)
     with pytest.raises(Unavailable):
-        asyncio.run(known.ask("key", "get"))
+        asyncio.run(cache.ask("key", "get"))
     assert pauses[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0])
     assert set(pauses[5:]) == {1.0}
     assert sum(pauses) <= TIMEOUT_S

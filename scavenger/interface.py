@@ -237,8 +237,8 @@ class Scavenger(Protocol):
         """
         ...
 
-    def check(self) -> list[tuple[bool, str]]:
+    def check(self) -> list[tuple[bool | None, str]]:
         """Return (works, sentence) for each test against the live scheduler, for ``malletrain
-        check``.
+        check``; None instead of True: works but needs attention.
         """
         ...

@@ -286,7 +286,7 @@ def database_place(config: Config) -> Iterator[tuple[None, str]]:
         )
 
 
-def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
+def scheduler(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Yield the results of the main scheduler's backend, which tests its commands."""
     from malletrain.daemon.site.backends import backend
 

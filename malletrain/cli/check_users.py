@@ -7,7 +7,6 @@ whether it accepts the leases of this site.
 
 from __future__ import annotations
 
-import contextlib
 import pwd
 import shutil
 import subprocess
@@ -27,6 +26,8 @@ TRY_S = 20.0
 
 def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
     """Check that it is in submit_as, and that it accepts a lease of the user ``name``."""
+    from scavenger.interface import SchedulerError
+
     at = [n for n, word in enumerate(config.submit_as) if Path(word).name == GATE]
     if not at:
         yield (
@@ -46,8 +47,13 @@ def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
         )
         return
     prefix = [word.replace("{owner}", name) for word in config.submit_as]
+    try:
+        tried = list(submissions(config, name))
+    except SchedulerError as error:
+        yield None, f"Whether leases of {name} get through {GATE} was not tried: {error}"
+        return
     refusals = []
-    for what, argv, script in submissions(config, name):
+    for what, argv, script in tried:
         try:
             process = subprocess.run(
                 [*prefix, "--try", *argv], input=script, capture_output=True, timeout=TRY_S
@@ -70,7 +76,8 @@ Submission = tuple[str, list[str], bytes]
 
 def submissions(config: Config, owner: str) -> Iterator[Submission]:
     """Yield the submission of a lease of ``owner`` as the scavenger makes it: one for each kind of
-    slots, or that of a node. Raises SchedulerError if the site's batch script cannot be read.
+    slots, or that of a node. Raises SchedulerError if the site's batch script cannot be read, or
+    the main scheduler does not say how much memory a lease of a node may request.
     """
     if config.scheduler.kind == "slurm":
         return _to_slurm(config, owner)
@@ -79,14 +86,10 @@ def submissions(config: Config, owner: str) -> Iterator[Submission]:
 
 def _to_slurm(config: Config, owner: str) -> Iterator[Submission]:
     from malletrain.daemon.site.backends import slurm_lease_memory_mb, slurm_settings
-    from scavenger.interface import SchedulerError
     from scavenger.slurm.job import batch_script, sbatch
 
     settings = slurm_settings(config)
-    memory_mb = 0
-    if not settings.slots:
-        with contextlib.suppress(SchedulerError):  # other checks name it
-            memory_mb = slurm_lease_memory_mb(config)
+    memory_mb = 0 if settings.slots else slurm_lease_memory_mb(config)
     for slot in settings.slots or (None,):
         spec = _lease(settings.prefix, owner, slot)
         script = batch_script(settings.template, spec.argv, spec.env, False, True)

@@ -66,7 +66,8 @@ def run(order: LaunchOrder) -> int:
     """Run the job's workers on this node, round after round. Return the exit code. Raises
     SignalException after a stop that a signal requested.
     """
-    spec, variables = order.spec, WorkerVariables()
+    spec = order.spec
+    variables = WorkerVariables(tunes_threads="threads" in spec.tuned)
     samples = node_samples(order)
     variables.set(spec.layout)
     if spec.mode == "live":

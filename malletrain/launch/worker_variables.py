@@ -19,10 +19,15 @@ class WorkerVariables:
 
     Args:
         environment: environment that the workers inherit. It is changed.
+        tunes_threads: whether a number of threads in a layout is one that MalleTrain has measured
+            (``--threads auto``), not one that the job's owner has chosen.
     """
 
-    def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, environment: MutableMapping[str, str] = os.environ, *, tunes_threads: bool = False
+    ) -> None:
         self._environment = environment
+        self._tunes_threads = tunes_threads
         self._of_user = {THREADS_VARIABLE: environment.get(THREADS_VARIABLE, "")}
 
     def set(self, layout: RoundLayout) -> None:
@@ -35,7 +40,7 @@ class WorkerVariables:
         environment.pop(env.THREADS, None)
         if threads:
             environment[THREADS_VARIABLE] = str(threads)
-            if not layout.threads:
+            if self._tunes_threads or not layout.threads:
                 environment[env.THREADS] = str(threads)
         if layout.loader_workers:
             environment[env.LOADER_WORKERS] = str(layout.loader_workers)

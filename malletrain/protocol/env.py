@@ -141,8 +141,8 @@ TABLE = (
      "if that is found by measuring (`--nproc-per-node auto`).", "agent", "training"),
     (LOADER_WORKERS, "Number of loader workers of each process, for DataLoaders of the script that "
      "name none (`--loader-workers`).", "launch", "training, script"),
-    (THREADS, "The number in `OMP_NUM_THREADS`, if MalleTrain has chosen it and not the job.",
-     "launch", "script"),
+    (THREADS, "The number in `OMP_NUM_THREADS`, if MalleTrain has chosen it (also with "
+     "`--threads auto`) and not the job.", "launch", "script"),
     (AGENT, "Socket on which the agent talks with the launcher.", "agent", "launch"),
     (GENERATION, "Number of the round that a worker was started for.", "launch",
      "training, elastic"),

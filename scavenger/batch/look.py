@@ -10,8 +10,8 @@ from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import Choice, GapRules, NodeFacts
 from scavenger.interface import Lease
 
-Finding = tuple[bool, str]
-"""(works, sentence)."""
+Finding = tuple[bool | None, str]
+"""(works, sentence); None: works but needs attention."""
 
 
 class ConfiguredSite(Protocol):

@@ -159,7 +159,7 @@ class LocalScavenger:
         """Return an empty condition: the cluster is MalleTrain's own and needs no limits."""
         return Contact()
 
-    def check(self) -> list[tuple[bool, str]]:
+    def check(self) -> list[tuple[bool | None, str]]:
         """Return whether a cluster runs in the directory and answers."""
         try:
             state = self.state()
@@ -167,7 +167,7 @@ class LocalScavenger:
             return [(False, str(error))]
         age = time.time() - float(state["time"])
         size = describe_size(state["nodes"])
-        findings = [
+        findings: list[tuple[bool | None, str]] = [
             (
                 True,
                 f"An embedded cluster of {size} runs in {self.layout.root} (process "

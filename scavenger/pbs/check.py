@@ -57,7 +57,7 @@ def findings(inputs: PbsCheckInputs) -> Iterator[Finding]:
     tests = [*parts, _shape, _shell, _nodes]
     results = [finding for part in tests for finding in part(inputs)]
     yield from results
-    if all(works for works, _ in results):
+    if all(works is not False for works, _ in results):
         yield from _permission(inputs)
 
 
@@ -191,9 +191,12 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
         )
         if others:
             yield (
-                True,
-                f"Jobs of {', '.join(others)} do not preempt leases and may have to wait for "
-                "them to end; keep time_limit short.",
+                None,
+                f"Jobs of {', '.join(others)} do not preempt leases: their Priority is below "
+                f"preempt_queue_prio ({inputs.site.preempt_queue_prio}). They may have to wait "
+                "until a lease ends, for as long as time_limit in [scheduler.pbs] "
+                f"({inputs.settings.time_limit_s:g} s); keep it short, or give these queues a "
+                "higher Priority.",
             )
         if inputs.site.suspends:
             yield (

@@ -1,19 +1,14 @@
 """Tests a live Slurm for ``malletrain check``. Each finding is a sentence that says what to change.
 
 Nothing is submitted (``sbatch --test-only``) and nothing is changed.
-
-:func:`longest_wait` computes the longest time that a job of the main scheduler waits because a
-lease has its nodes. It decides which times add up. By Slurm's preempt_select_promiscuous, a lease
-cannot be preempted during its exempt time. A preempted lease then has GraceTime, SIGTERM, and
-SIGKILL after KillWait. The waiting job is reconsidered at least once per backfill cycle. See
-slurm.conf(5), PreemptExemptTime, GraceTime, KillWait, bf_interval.
+:mod:`scavenger.slurm.longest_wait` tests how long a job may wait for a lease.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.batch.look import Finding
@@ -23,82 +18,14 @@ from scavenger.interface import SchedulerError
 from scavenger.slurm.check_slots import slot_findings
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.limits import limits, longest_lease, most_memory_mb
-from scavenger.slurm.parse import read_duration
+from scavenger.slurm.longest_wait import wait_findings
 from scavenger.slurm.site import Partition, SlurmSite
 from scavenger.slurm.source import SlurmSource
 
-CLUSTER = "PreemptExemptTime"
-DEFAULT_QOS = "normal"
 _PARTITION = re.compile(r"\bto start at .* in partition (\S+)")
 """The output of ``sbatch --test-only``."""
-HETEROGENEOUS_DELAY_S = 30.0
-"""Time for which Slurm puts off a component of a heterogeneous job (reason ``BeginTime``) if its
-nodes are not free yet when it first could start; measured with Slurm 22.05, also without leases.
-"""
-
-
-@dataclass(frozen=True)
-class LongestWait:
-    """The parts of the longest wait, seconds."""
-
-    exempt_s: float
-    """Time after its start in which a lease cannot be preempted."""
-    exempt_by: str
-    """The setting from which ``exempt_s`` comes."""
-    grace_s: float
-    """Time from the notice of a preemption to SIGTERM."""
-    kill_wait_s: float
-    """Time from SIGTERM to SIGKILL, if the lease has not ended by itself."""
-    cycle_s: float
-    """Maximum time until Slurm considers the job again."""
-
-    @property
-    def seconds(self) -> float:
-        """The sum of all parts."""
-        return self.exempt_s + self.grace_s + self.kill_wait_s + self.cycle_s
-
-
-def longest_wait(
-    site: SlurmSite, partition: str, qos: str, exempt_of: Mapping[str, float | None]
-) -> LongestWait:
-    """Return the longest wait for a lease.
-
-    Args:
-        site: the Slurm site.
-        partition: partition of the leases; empty if it is not set.
-        qos: QOS of the leases; empty if it is not set.
-        exempt_of: QOS → its PreemptExemptTime, seconds; None if it is not set. A set value takes
-            precedence over that of the cluster.
-    """
-    configured = site.partitions.get(partition)
-    named = [
-        name
-        for name in (configured.qos if configured is not None else "", qos or DEFAULT_QOS)
-        if name
-    ]
-    by_qos = {n: s for n in named if (s := exempt_of.get(n)) is not None}
-    if by_qos:
-        name = max(by_qos, key=lambda n: by_qos[n])
-        exempt_s, exempt_by = by_qos[name], f"{CLUSTER} of QOS {name}"
-    else:
-        # A time of -1 (UNLIMITED, INFINITE) means 0.
-        exempt_s, exempt_by = read_duration(site.settings.get(CLUSTER, "")) or 0.0, CLUSTER
-    grace_s = configured.grace_s if configured is not None else 0.0
-    return LongestWait(exempt_s, exempt_by, grace_s, site.kill_wait_s, site.backfill_cycle_s or 0.0)
-
-
-def exempt_times(commands: Commands, site: SlurmSite) -> dict[str, float | None]:
-    """Return QOS → its PreemptExemptTime, seconds; None if it is not set. Empty if Slurm has no
-    accounting or does not report it.
-    """
-    if "slurmdbd" not in site.settings.get("AccountingStorageType", ""):
-        return {}
-    try:
-        printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,preemptexempttime"])
-    except CommandError:
-        return {}
-    rows = [line.split("|") for line in printed.splitlines() if "|" in line]
-    return {row[0]: read_duration(row[1]) if row[1] else None for row in rows}
+MAX_NAMED = 8
+"""Maximum number of partitions or QOS that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +45,7 @@ class SlurmCheckInputs:
 
 
 def findings(inputs: SlurmCheckInputs) -> Iterator[Finding]:
-    """Yield (works, sentence) for each test."""
+    """Yield (works, sentence) for each test; None instead of True: works but needs attention."""
     by_mode = (
         [_backfill]
         if inputs.settings.backfill
@@ -251,6 +178,7 @@ def _preemption(inputs: SlurmCheckInputs) -> Iterator[Finding]:
             yield True, f"Jobs of {', '.join(above)} preempt those of {name} (PreemptMode={mode})."
             where = [p for p in above if inputs.site.preempts_by_priority(p)]
             yield from _by_priority(where, inputs.settings.lease.nice)
+            yield from _not_above(inputs, partition)
 
 
 def _by_priority(preemptors: Sequence[str], nice: int) -> Iterator[Finding]:
@@ -300,6 +228,47 @@ def _above(site: SlurmSite, lease: Partition) -> list[str]:
     )
 
 
+def _not_above(inputs: SlurmCheckInputs, lease: Partition) -> Iterator[Finding]:
+    """Name the partitions whose jobs wait for leases, and those whose jobs leases preempt."""
+    beside = sorted(
+        (
+            p
+            for p in inputs.site.partitions.values()
+            if p.up
+            and p.tier <= lease.tier
+            and p.name not in inputs.settings.lease.partitions
+            and not p.nodes.isdisjoint(lease.nodes)
+        ),
+        key=lambda p: p.name,
+    )
+    if beside:
+        yield (
+            None,
+            f"Jobs of {_listed([p.name for p in beside])} share nodes with {lease.name} and do not "
+            f"preempt leases: their PriorityTier is not above {lease.tier}, that of {lease.name}. "
+            "They wait until a lease ends, for as long as time_limit in [scheduler.slurm] "
+            f"({inputs.settings.time_limit_s:g} s). Give these partitions a higher PriorityTier, "
+            "unless their jobs may wait.",
+        )
+    preempted = [
+        p.name
+        for p in beside
+        if p.tier < lease.tier and inputs.site.preempt_mode_of(p.name).upper() != "OFF"
+    ]
+    if preempted:
+        yield (
+            None,
+            f"Leases preempt jobs of {_listed(preempted)}, whose PriorityTier is below "
+            f"{lease.tier}, that of {lease.name}; give {lease.name} the lowest PriorityTier.",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names for a sentence, MAX_NAMED of them."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _preempting_qos(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     qos = inputs.settings.lease.qos
     if not qos:
@@ -336,6 +305,14 @@ def _preempting_qos(inputs: SlurmCheckInputs) -> Iterator[Finding]:
             if row[0] in above and (everywhere or "priority" in row[2].lower().split(","))
         ]
         yield from _by_priority(where, inputs.settings.lease.nice)
+        if others := [row[0] for row in rows if row[0] not in (qos, *above)]:
+            yield (
+                None,
+                f"Jobs of QOS {_listed(others)} do not preempt leases. On nodes where they may run "
+                "they wait until a lease ends, for as long as time_limit in [scheduler.slurm] "
+                f"({inputs.settings.time_limit_s:g} s). Run sacctmgr modify qos NAME set "
+                f"Preempt+={qos} for these QOS, unless their jobs may wait.",
+            )
 
 
 def _grace(inputs: SlurmCheckInputs) -> Iterator[Finding]:
@@ -376,32 +353,7 @@ def _grace(inputs: SlurmCheckInputs) -> Iterator[Finding]:
 
 
 def _longest_wait(inputs: SlurmCheckInputs) -> Iterator[Finding]:
-    site, lease = inputs.site, inputs.settings.lease
-    exempt_of = exempt_times(inputs.commands, site)
-    waits = [
-        replace(w, grace_s=max(w.grace_s, inputs.grace_s))
-        for w in (longest_wait(site, n, lease.qos, exempt_of) for n in lease.partitions or ("",))
-    ]
-    wait = max(waits, key=lambda each: each.seconds)
-    parts = (
-        f"{wait.grace_s:g} s of grace, {wait.kill_wait_s:g} s of KillWait for a lease that does "
-        f"not end by itself, {wait.cycle_s:.3g} s until Slurm looks again"
-    )
-    if wait.exempt_s > 0:
-        yield (
-            False,
-            f"A job may wait {wait.seconds:.0f} s for a lease: in its first {wait.exempt_s:g} s "
-            f"Slurm preempts none ({wait.exempt_by}); then {parts}. Leases must be preempted at "
-            "once: give them a QOS of their own as qos in [scheduler.slurm], with sacctmgr modify "
-            "qos NAME set PreemptExemptTime=00:00:00, which counts more than that of the cluster.",
-        )
-    else:
-        yield (
-            True,
-            f"A job waits {wait.seconds:.0f} s for a lease at the longest: {parts}. A "
-            f"heterogeneous job waits up to {wait.seconds + HETEROGENEOUS_DELAY_S:.0f} s, because "
-            "Slurm puts off its components while it preempts for them.",
-        )
+    yield from wait_findings(inputs.site, inputs.settings, inputs.grace_s, inputs.commands)
 
 
 def _backfill(inputs: SlurmCheckInputs) -> Iterator[Finding]:
@@ -439,7 +391,9 @@ def _permission(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     )
     argv = [
         word
-        for word in sbatch(s, spec, False, cluster=inputs.site.cluster)
+        for word in sbatch(
+            s, spec, False, most_memory_mb(inputs.site, s.lease), inputs.site.cluster
+        )
         if not word.startswith(("--nodelist=", "--deadline="))
     ]
     try:

@@ -19,9 +19,12 @@ from scavenger.slurm.parse import read_duration
 BF_INTERVAL_S = 30.0
 """Default of bf_interval (slurm.conf, SchedulerParameters)."""
 KILL_WAIT_S = 30.0
+UNKILLABLE_STEP_S = 60.0
+NO_LIMIT = 65534
+"""PrologEpilogTimeout that is not set, as ``scontrol show config`` prints it."""
 MAX_ARRAY_SIZE = 1001
 _FIELD = re.compile(r"(\S+?)=(\S*)")
-_SETTING = re.compile(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_SETTING = re.compile(r"^(\w+(?:\[\d+\])?)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _FEDERATION = re.compile(r"^Federation:\s*(\S+)", re.MULTILINE)
 _LAST_CYCLE = re.compile(
     r"Backfilling stats.*?Last cycle:\s*(\d+).*?Mean cycle:\s*(\d+)", re.DOTALL
@@ -106,6 +109,40 @@ class SlurmSite:
     def array_size(self) -> int:
         """Maximum number of tasks of a job array."""
         return int(_number(self.settings.get("MaxArraySize"), MAX_ARRAY_SIZE))
+
+    @property
+    def complete_wait_s(self) -> float:
+        """Time in which Slurm starts no job while another is completing, seconds (slurm.conf(5),
+        CompleteWait).
+        """
+        return _number(self.settings.get("CompleteWait"), 0.0)
+
+    @property
+    def unkillable_step_s(self) -> float:
+        """Time after SIGKILL after which Slurm drains a node whose processes have not ended,
+        seconds.
+        """
+        return _number(self.settings.get("UnkillableStepTimeout"), UNKILLABLE_STEP_S)
+
+    @property
+    def program_limit_s(self) -> float | None:
+        """Time limit of each program of :meth:`programs`, seconds; None: no limit."""
+        limit_s = _number(self.settings.get("PrologEpilogTimeout"), NO_LIMIT)
+        return limit_s if limit_s < NO_LIMIT else None
+
+    def programs(self, kind: str) -> list[str]:
+        """Return the settings of a kind (``Prolog``, ``Epilog``) that name programs: those of
+        slurmd, and those of slurmctld. Since 24.05 they are numbered: ``Epilog[0]``.
+        """
+        return [
+            name
+            for name in (kind, f"{kind}Slurmctld")
+            if any(
+                value not in ("", "(null)")
+                for setting, value in self.settings.items()
+                if setting.partition("[")[0] == name
+            )
+        ]
 
     def preempt_mode_of(self, partition: str) -> str:
         """Return what happens to a preempted job of the partition: OFF, CANCEL, REQUEUE,

@@ -297,7 +297,7 @@ class Backend:
     prepare: Callable[[Config], None]
     can_prepare: Callable[[Config], Iterator[tuple[bool, str]]]
     grace_s: Callable[[Config], float]
-    check: Callable[[Config], Iterator[tuple[bool, str]]]
+    check: Callable[[Config], Iterator[tuple[bool | None, str]]]
     addresses: Callable[[Config], Sequence[str]] | None = None
     """Returns addresses or names of its nodes; None if every node is this machine. Raises
     SchedulerError.
@@ -428,7 +428,7 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _check_local(config: Config) -> Iterator[tuple[bool, str]]:
+def _check_local(config: Config) -> Iterator[tuple[bool | None, str]]:
     if _is_running(config) or not config.scheduler.local.autostart:
         yield from _connect_local(config).check()
 

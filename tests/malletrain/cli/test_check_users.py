@@ -202,9 +202,9 @@ def test_commands_of_pbs_are_found_as_the_daemon_finds_them(tmp_path, monkeypatc
 def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     """A gate with the rules of another partition, then with those of this site."""
     monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
-    monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
     world = GateWorld(tmp_path / "gate", agent=list(agent_program()))
     world.tools.answers("sbatch", "slurm 22.05")
+    world.tools.answers("scontrol", LIMITED_MEMORY)
     monkeypatch.setenv("PATH", f"{world.tools.root}:{os.environ['PATH']}")
     program = world.root / "malletrain-lease"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(world.prefix()[2:])} "$@"\n')
@@ -225,7 +225,6 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     world.write(agent=list(agent_program()), options=["--exclusive", "--mem=0"])
     only = "As others the daemon's account can submit and end leases only (malletrain-lease)."
     assert gate_findings(str(program)) == [(True, only)]
-    world.tools.answers("scontrol", LIMITED_MEMORY)
     partition = 'partition = "preemptable"'
     in_partition = ["--exclusive", "--partition=preemptable"]
     world.write(agent=list(agent_program()), options=[*in_partition, "--mem=0"])
@@ -246,3 +245,45 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     assert "not tried, as no user is listed" in untried
     assert gate_findings(str(program), name="nobody") == [(True, only)]
     assert not [call for call in world.tools.calls() if "--parsable" in call]
+
+
+@pytest.fixture
+def gate_of(tmp_path, monkeypatch):
+    """Call it for (imitated commands, the findings about the gate), with a gate that accepts leases
+    of slots, and of whole nodes with 16000 MB.
+    """
+    monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
+    world = GateWorld(tmp_path / "gate", agent=list(agent_program()))
+    world.tools.answers("sbatch", "slurm 22.05")
+    monkeypatch.setenv("PATH", f"{world.tools.root}:{os.environ['PATH']}")
+    program = world.root / "malletrain-lease"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(world.prefix()[2:])} "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
+    submit_as = json.dumps(["env", "A={owner}", str(program)])
+
+    def gate_findings(options, more):
+        world.write(agent=list(agent_program()), options=options)
+        results = findings('users = "users"', tmp_path, submit_as, more=more)
+        return [(works, sentence) for works, sentence in results if "malletrain-lease" in sentence]
+
+    return world.tools, gate_findings
+
+
+def test_without_an_answer_of_slurm_no_cause_is_guessed(gate_of):
+    """How much memory a lease requests is known from Slurm. With --mem=0 the gate would refuse."""
+    tools, gate_findings = gate_of
+    tools.fails("scontrol", "Unable to contact slurm controller")
+    options = ["--exclusive", "--partition=preemptable", "--mem=16000"]
+    [(works, sentence)] = gate_findings(options, 'partition = "preemptable"')
+    assert works is None
+    assert sentence.startswith("Whether leases of ada get through malletrain-lease was not tried:")
+    assert "Unable to contact slurm controller" in sentence
+
+
+def test_with_slots_slurm_is_not_asked_for_memory(gate_of):
+    tools, gate_findings = gate_of
+    tools.fails("scontrol", "Unable to contact slurm controller")
+    [(works, _)] = gate_findings([], SLOTS)
+    assert works is True
+    assert tools.calls("scontrol") == []

@@ -23,6 +23,7 @@ from malletrain.core.events import (
 from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.planning import Candidate, make_plan, plan_each_trainer
 from malletrain.core.pools import Pool
+from malletrain.core.profiling import Machine
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.core.trainers import Trainer, Trainers
 from tests.draws import cases
@@ -264,6 +265,22 @@ def test_a_profile_begins_on_nodes_of_the_jobs_trainer():
     [start] = [x for x in c.handle(Tick(), 10.0) if isinstance(x, Start)]
     assert sorted(start.nodes) == ["g0", "g1"]
     assert c.profiles.holds(c.jobs["j"])
+
+
+@pytest.mark.parametrize("own", [(), ("c0", "c1")], ids=["none", "of the other trainer"])
+def test_a_profile_is_requested_in_a_class_of_the_jobs_trainer_when_it_has_no_nodes(own):
+    """Its earlier nodes may be of another trainer: the daemon was started with other classes."""
+    c = controller(GPU, CPU, profiling=ProfilingSettings(when_worth=False))
+    c.handle(JobSubmitted("j", 1, 2, trainer="gpu", profile=True), 0.0)
+    for name in own:
+        c.handle(NodeJoined(name, "xeon", job="j"), 0.0)
+    job, profiler = c.jobs["j"], c.profiles.profiler
+    assert job.nodes == own
+    for now in (0.0, 10_000.0):  # it waits for nodes of its largest size, but not for ever
+        profiler.review([job], Machine(c.state.usable, ()), now)
+    assert profiler.pool_of("j").node_class == ("xeon" if own else "a100")
+    profiler.review([job], Machine({}, ()), 10_001.0)
+    assert profiler.pool_of("j").node_class == "a100"
 
 
 def candidates_of(classes, *jobs, **more):

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.slow
 SECRET = b"the secret of a job"
 DATA = DataSetIdentity("imagenet", 100, 7)
 MIB = 1 << 20
+PAUSES_S = (peers_module.MIN_PAUSE_S, peers_module.MAX_PAUSE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +61,22 @@ def test_samples_of_several_nodes_come_in_one_call(tmp_path, client):
         assert {s: bytes(data) for s, data in samples.items()} == {
             s: b"%d" % s * 100 for s in (0, 3, 9)
         }
+
+
+def test_the_pauses_after_a_node_that_does_not_answer_grow_and_are_bounded(client, monkeypatch):
+    monkeypatch.setattr(peers_module, "MIN_PAUSE_S", PAUSES_S[0])
+    monkeypatch.setattr(peers_module, "MAX_PAUSE_S", PAUSES_S[1])
+    now = 1000.0
+    monkeypatch.setattr(peers_module, "time", SimpleNamespace(monotonic=lambda: now))
+    with socket.socket() as closed:  # nobody listens there
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+            assert client.takes(address)
+            assert client.fetch({address: [1]}) == {}
+            now += pause_s - 0.01
+            assert not client.takes(address)
+            now += 0.02
 
 
 def test_a_fetched_sample_can_be_changed_by_its_reader(tmp_path, client):

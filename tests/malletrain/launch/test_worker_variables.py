@@ -1,10 +1,15 @@
 """Variables of the workers, round after round, by table."""
 
+import os
+
 import pytest
 
+from malletrain.launch import restart
 from malletrain.launch.cores import allowed_cores
 from malletrain.launch.worker_variables import WorkerVariables
-from malletrain.protocol.payloads import RoundLayout
+from malletrain.protocol import env
+from malletrain.protocol.launcher_channel import LaunchOrder
+from malletrain.protocol.payloads import JobSpec, RoundLayout
 
 CORES = str(allowed_cores())
 CHOSEN = {"OMP_NUM_THREADS": CORES, "MALLETRAIN_THREADS": CORES}
@@ -34,3 +39,36 @@ def test_each_round_has_the_variables_of_its_layout(before, layouts, after):
     for layout in layouts:
         variables.set(layout)
     assert environment == after
+
+
+def test_a_measured_number_of_threads_is_named_as_malletrains():
+    """As --threads auto has it, from the search and after it."""
+    environment: dict[str, str] = {}
+    variables = WorkerVariables(environment, tunes_threads=True)
+    for threads in (3, 2):
+        variables.set(RoundLayout(2, threads))
+        assert environment == {
+            "OMP_NUM_THREADS": str(threads),
+            "MALLETRAIN_THREADS": str(threads),
+        }
+
+
+@pytest.mark.parametrize(("tuned", "named"), [(("threads",), "3"), ((), None)])
+def test_a_launcher_knows_whether_the_number_of_threads_is_measured(monkeypatch, tuned, named):
+    launched = []
+
+    class Launcher:
+        def __init__(self, order, command, variables, samples):
+            launched.append(variables)
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(restart.live, "LiveLauncher", Launcher)
+    monkeypatch.delenv(env.DATA, raising=False)
+    for name in CHOSEN:
+        monkeypatch.setenv(name, "")
+    spec = JobSpec("train", "ann", "train.py", "/", "python", mode="live", tuned=tuned)
+    assert restart.run(LaunchOrder("j1", spec, "", "n1", "", 1.0, 1.0)) == 0
+    launched[0].set(RoundLayout(1, 3))
+    assert os.environ.get("MALLETRAIN_THREADS") == named

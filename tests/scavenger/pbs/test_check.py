@@ -33,12 +33,15 @@ def site(pbs):
 
 
 def troubles(site, **settings):
-    return [sentence for works, sentence in site.scavenger(**settings).check() if not works]
+    return [sentence for works, sentence in site.scavenger(**settings).check() if works is False]
 
 
 def test_a_good_site(site):
     findings = site.scavenger(needed_grace_s=7.0).check()
-    assert all(works for works, _ in findings), findings
+    assert all(works is not False for works, _ in findings), findings
+    [look] = [sentence for works, sentence in findings if works is None]
+    assert look.startswith("Jobs of workq do not preempt leases")
+    assert "time_limit in [scheduler.pbs] (43200 s)" in look
     text = " ".join(sentence for _, sentence in findings)
     for words in (
         "PBS 23.06.06",

@@ -150,7 +150,7 @@ def test_the_check_says_which_hosts_can_have_a_kind(world):
         ),
     ]
     made.pbs.edit(lambda state: state.update(sharing="force_exclhost"))
-    texts = [text for works, text in made.scavenger(slots=(GPU,)).check() if not works]
+    texts = [text for works, text in made.scavenger(slots=(GPU,)).check() if works is False]
     assert any("PBS lets no two jobs share 2 of 2 hosts" in text for text in texts), texts
 
 

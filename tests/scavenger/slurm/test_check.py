@@ -149,6 +149,52 @@ def test_preemption_by_qos(slurm, tmp_path, printed, words):
     assert (findings == []) if not words else (words in findings[0]), findings
 
 
+PARTITION = "PartitionName={} Nodes={} PriorityTier={} PreemptMode={} State={}\n"
+NOT_PREEMPTING = "share nodes with preemptable and do not preempt leases"
+
+
+@pytest.mark.parametrize(
+    ("partitions", "waiting", "preempted"),
+    [
+        ((("long", "n[5-9]", 10, "OFF", "UP"),), "", ""),
+        ((("long", "n[5-9]", 1, "OFF", "UP"),), "long", ""),
+        ((("long", "n9", 1, "OFF", "UP"), ("short", "n1", 1, "CANCEL", "UP")), "short", ""),
+        ((("long", "n1", 1, "OFF", "DOWN"),), "", ""),
+        ((("long", "n1", 1, "OFF", "UP"), ("debug", "n2", 0, "OFF", "UP")), "debug, long", ""),
+        (
+            (("long", "n1", 1, "OFF", "UP"), ("debug", "n2", 0, "CANCEL", "UP")),
+            "debug, long",
+            "debug",
+        ),
+    ],
+)
+def test_partitions_whose_jobs_wait_for_leases_are_named(slurm, partitions, waiting, preempted):
+    """One partition that preempts leases is not enough."""
+    slurm.file("partitions", world.PARTITIONS + "".join(PARTITION.format(*p) for p in partitions))
+    findings = slurm.scavenger(time_limit_s=3600.0).check()
+    assert all(works is not False for works, _ in findings), findings
+    look = [sentence for works, sentence in findings if works is None]
+    named = [sentence for sentence in look if NOT_PREEMPTING in sentence]
+    assert [sentence.partition(" share ")[0] for sentence in named] == (
+        [f"Jobs of {waiting}"] if waiting else []
+    )
+    assert all("time_limit in [scheduler.slurm] (3600 s)" in sentence for sentence in named)
+    victims = [sentence for sentence in look if sentence.startswith("Leases preempt jobs of")]
+    assert [sentence.split(",")[0] for sentence in victims] == (
+        [f"Leases preempt jobs of {preempted}"] if preempted else []
+    )
+
+
+def test_qos_whose_jobs_wait_for_leases_are_named(slurm):
+    slurm.file("config", world.CONFIG.replace("preempt/partition_prio", "preempt/qos"))
+    rows = [f"q{number}||cluster" for number in range(10)]
+    printed = "\n".join(["normal|scavenge|cluster", "scavenge||cancel", *rows])
+    slurm.tools.answers("sacctmgr", f"{printed}\n")
+    findings = slurm.scavenger(lease=SlurmLeaseOptions(qos="scavenge")).check()
+    [sentence] = [sentence for works, sentence in findings if works is None]
+    assert sentence.startswith("Jobs of QOS q0, q1, q2, q3, q4, q5, q6, q7 and 2 more do not")
+
+
 def test_backfill_mode_needs_no_preemption(slurm):
     slurm.file("config", world.CONFIG.replace("partition_prio", "none"))
     assert troubles(slurm, backfill=True) == []

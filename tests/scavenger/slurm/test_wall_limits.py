@@ -69,3 +69,6 @@ def test_a_lease_asks_for_no_more_memory_than_its_partition_gives(slurm):
     scavenger.take([request(2)])
     assert "--exclusive --mem=1000 " in slurm.tools.calls("sbatch")[-1]
     assert any("1,000 MB of a node's memory" in s for works, s in scavenger.check() if works)
+    trial = slurm.tools.calls("sbatch")[-1]
+    assert "--exclusive --mem=1000 " in trial
+    assert trial.endswith("--test-only")

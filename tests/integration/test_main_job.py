@@ -191,6 +191,7 @@ def test_preemption_with_notice_is_answered_within_the_grace_time(shared):
     trained_once(shared, job)
 
 
+@pytest.mark.thorough
 def test_a_job_under_its_minimum_is_suspended_and_comes_back(shared):
     script = shared.script("steady.py", STEADY)
     job = shared.submit(script, nodes=(3, 3))

@@ -207,4 +207,3 @@ def test_two_snapshots_search_for_an_optimizer_once_each(tmp_path, monkeypatch):
             optimizer.step()
     assert len(searches) >= 2
     assert set(searches.values()) == {1}
-    del snapshots

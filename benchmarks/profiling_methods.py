@@ -13,14 +13,14 @@ import random
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import norm
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from jpa import MeasuredCurve, Measurement, PlanConfig, ladder, new_plan, next_size
+
+if TYPE_CHECKING:
+    from sklearn.gaussian_process import GaussianProcessRegressor
 
 MAX_STEPS = 8
 
@@ -110,7 +110,7 @@ class Random(Listed):
 
 class Gaussian(Method):
     """A Gaussian process on ln(throughput per node) over log2(nodes), Matérn 5/2; the two ends
-    first, then the highest ``score``.
+    first, then the highest ``score``. It needs scikit-learn, whose import takes a second.
     """
 
     def __init__(self, largest: int, rng: random.Random) -> None:
@@ -122,6 +122,10 @@ class Gaussian(Method):
         self.model: GaussianProcessRegressor | None = None
 
     def learn(self, m: Measurement) -> None:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
         super().learn(m)
         self.visited.append(m.nodes)
         self.x.append(math.log2(m.nodes))
@@ -177,6 +181,8 @@ class ExpectedImprovement(Gaussian):
     """
 
     def score(self, sizes: Sequence[int]) -> np.ndarray:
+        from scipy.stats import norm
+
         mean, std = self.predict(sizes)
         ln_rate = mean + np.log(np.array(sizes, dtype=float))
         best = max(y + math.log(k) for y, k in zip(self.y, self.visited, strict=True))

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,8 @@ def best_order(
         old, new: numbers of ranks before and after.
         stay: old ranks that are among the new ones; the others left, and the rest are newcomers.
     """
+    from scipy.optimize import linear_sum_assignment  # importing scipy takes half a second
+
     if not stay:
         return {}
     overlap = overlaps(tensors, old, new)[list(stay)]

@@ -67,3 +67,18 @@ def work(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def run_ranks(script: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> None:
+    """Run ``script(rank, *arguments)`` in as many processes; raises what one of them raised.
+
+    Args:
+        script: a function of a module.
+        arguments: of the script, after the rank.
+        ranks: number of processes.
+    """
+    import torch.multiprocessing
+
+    torch.multiprocessing.start_processes(
+        script, arguments, nprocs=ranks, start_method="forkserver"
+    )

@@ -52,6 +52,8 @@ class UnsavedOptimizers:
         self._refusal = refusal
         self._passed: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers among the objects, or inside of them."""
+        self._not_passed: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that were neither when they were searched for."""
         self._began_without_state: weakref.WeakSet[Any] = weakref.WeakSet()
         """Other optimizers that had no state at their first update here."""
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -84,15 +86,14 @@ class UnsavedOptimizers:
         """Return whether ``optimizer`` is one of the objects, or inside one of them."""
         if optimizer in self._passed:
             return True
-        if optimizer in self._others:
+        if optimizer in self._not_passed:
             return False
         from torch import Tensor, nn
 
         inside = reachable(self._objects, type(optimizer), (nn.Module, Tensor))
-        if id(optimizer) in inside:
-            self._passed.add(optimizer)
-            return True
-        return False
+        passed = id(optimizer) in inside
+        (self._passed if passed else self._not_passed).add(optimizer)
+        return passed
 
     def note_update(self, optimizer: Any) -> None:
         """Note an update of an optimizer that no snapshot saves."""

@@ -30,6 +30,8 @@ _MAX_DEPTH = 8
 """Maximum depth of nested attributes in which schedulers are searched for, such as wrappers of
 trainers and configurations.
 """
+_PLAIN_TYPES = frozenset({bool, bytes, float, int, str, type(None)})
+"""Values without parts. The state of a random number generator has hundreds."""
 _numbers = itertools.count(1)
 _created: dict[int, weakref.ref[Any]] = {}
 """Schedulers by number, in the order of their creation."""
@@ -261,7 +263,7 @@ def reachable(
             visited.add(id(value))
             if isinstance(value, kind):
                 ids.add(id(value))
-            inner += _parts(value)
+            inner += (part for part in _parts(value) if type(part) not in _PLAIN_TYPES)
         values = inner
     return ids
 

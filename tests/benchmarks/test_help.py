@@ -13,16 +13,22 @@ from pathlib import Path
 import pytest
 
 import benchmarks
+from tests.selection import every_change
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
 NOT_FOR_PEOPLE = {"stub_launcher", "farm_task", "hyperqueue_farm", "train_batching"}
 """Started by the agent or by other benchmarks, with arguments of their own."""
+SLOW_TO_IMPORT = {"train_requeue_lightning"}
+"""With Lightning, which takes five seconds."""
 
 
 def is_command(name: str) -> bool:
     """Whether ``python -m benchmarks.NAME`` runs something for people."""
     source = (Path(benchmarks.__path__[0]) / f"{name}.py").read_text()
     return 'if __name__ == "__main__":' in source and name not in NOT_FOR_PEOPLE
+
+
+COMMANDS = [name for name in MODULES if is_command(name)]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +40,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if is_command(name)])
+@pytest.mark.parametrize("name", every_change(COMMANDS, *(set(COMMANDS) - SLOW_TO_IMPORT)))
 def test_a_benchmark_says_what_it_does(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,13 +103,10 @@ def test_a_job_that_makes_no_sense_is_refused_with_a_sentence(refusing, changes,
     assert refused.value.code == "usage"
 
 
-@pytest.fixture(scope="module")
-def refusing(tmp_path_factory):
-    """A site that is only asked things it refuses."""
-    from tests.integration.embedded import site
-
-    with site(tmp_path_factory.mktemp("refusing"), nodes=1) as made:
-        yield made
+@pytest.fixture
+def refusing(standing):
+    """The module's site, which is only asked things it refuses."""
+    return standing
 
 
 def _stranger(made):

@@ -165,34 +165,40 @@ def ended(embedded, job, *, unsaved_steps=0):
     return record
 
 
-@needs_two_cores
-def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_path):
-    with site(tmp_path / "site", nodes=2) as embedded:
-        job = submit(embedded, nodes=(2, 2))
-        event = end_of_search(embedded, job)
-        assert event.data["layout"] == {"processes": 2, "threads": 1, "loader_workers": 0}
-        assert event.data["default"] == {"processes": 1, "threads": 2, "loader_workers": 0}
-        assert FAST in event.sentence
-        rates = {tuple(rate[:2]): rate[3] for rate in event.data["rates"]}
-        assert rates[2, 1] > rates[1, 2]
-        before = embedded.job(job).samples
-        embedded.until_samples(job, before + 100)
-        view = embedded.show(job).layout
-        assert (view.layout, view.searching, view.source) == (FAST, False, "")
-        assert [tried.result for tried in view.tried] == ["slower, default", "chosen"]
-        assert layouts(embedded)[0] == (2, 1, 2, 0)
-        assert layouts(embedded)[-1] == (4, 2, 1, 0)
-        assert len(embedded.events("layout-changed", job)) == len(layouts(embedded)) - 1
-        ended(embedded, job)
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory):
+    """Two nodes for tests that kill nothing."""
+    with site(tmp_path_factory.mktemp("layouts") / "site", nodes=2) as made:
+        yield made
 
-        (embedded.work / "enough").unlink()
-        (embedded.work / "layouts").unlink()
-        later = submit(embedded, nodes=(1, 2))
-        embedded.until_samples(later, 200)
-        assert {layout[1:] for layout in layouts(embedded)} == {(2, 1, 0)}
-        assert embedded.show(later).layout.source == job
-        ended(embedded, later)
-        assert not embedded.events("layout-changed", later)
+
+@needs_two_cores
+def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(shared):
+    job = submit(shared, nodes=(2, 2))
+    event = end_of_search(shared, job)
+    assert event.data["layout"] == {"processes": 2, "threads": 1, "loader_workers": 0}
+    assert event.data["default"] == {"processes": 1, "threads": 2, "loader_workers": 0}
+    assert FAST in event.sentence
+    rates = {tuple(rate[:2]): rate[3] for rate in event.data["rates"]}
+    assert rates[2, 1] > rates[1, 2]
+    before = shared.job(job).samples
+    shared.until_samples(job, before + 100)
+    view = shared.show(job).layout
+    assert (view.layout, view.searching, view.source) == (FAST, False, "")
+    assert [tried.result for tried in view.tried] == ["slower, default", "chosen"]
+    assert layouts(shared)[0] == (2, 1, 2, 0)
+    assert layouts(shared)[-1] == (4, 2, 1, 0)
+    assert len(shared.events("layout-changed", job)) == len(layouts(shared)) - 1
+    ended(shared, job)
+
+    (shared.work / "enough").unlink()
+    (shared.work / "layouts").unlink()
+    later = submit(shared, nodes=(1, 2))
+    shared.until_samples(later, 200)
+    assert {layout[1:] for layout in layouts(shared)} == {(2, 1, 0)}
+    assert shared.show(later).layout.source == job
+    ended(shared, later)
+    assert not shared.events("layout-changed", later)
 
 
 @pytest.mark.thorough
@@ -294,10 +300,9 @@ def test_loader_workers_are_found_too(tmp_path):
         ended(embedded, job)
 
 
-def test_fixed_numbers_need_no_search(tmp_path):
-    with site(tmp_path / "site", nodes=1) as embedded:
-        job = submit(embedded, nproc_per_node=2, threads=3, loader_workers=1, tuned=())
-        embedded.until_samples(job, 100)
-        assert layouts(embedded) == [(2, 2, 3, 1)]
-        ended(embedded, job)
-        assert not embedded.events("layout-found", job)
+def test_fixed_numbers_need_no_search(shared):
+    job = submit(shared, nproc_per_node=2, threads=3, loader_workers=1, tuned=())
+    shared.until_samples(job, 100)
+    assert layouts(shared) == [(2, 2, 3, 1)]
+    ended(shared, job)
+    assert not shared.events("layout-found", job)

@@ -31,7 +31,7 @@ def conforms(web):
 
         @given(operation.as_strategy())
         @settings(
-            max_examples=5, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=2, database=None, deadline=None, suppress_health_check=list(HealthCheck)
         )
         def answers_as_described(case):
             case.call_and_validate(

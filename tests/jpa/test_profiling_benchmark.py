@@ -2,13 +2,14 @@
 
 import json
 import random
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("sklearn")
-
 from benchmarks import profiling
 from benchmarks.profiling_methods import METHODS
+
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="pip install malletrain[demo]")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import nnls
 
 from llmserve.replicas import Capacity
 from llmserve.simulated_model import complete_until, digest_of, generate
@@ -107,6 +106,8 @@ def fit(samples: Sequence[IterationSample], max_prompt_tokens: int = 2048) -> En
     Raises:
         ValueError: there are fewer samples, or one lasts no time.
     """
+    from scipy.optimize import nnls  # half a second that an engine need not wait for
+
     if len(samples) < 4:
         raise ValueError(f"A fit needs four iterations or more; {len(samples)} were measured.")
     seconds = np.array([sample.seconds for sample in samples])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,6 +16,7 @@ from malletrain.protocol.flags import FlagsWriter
 from malletrain.training import adaptive_batch
 from malletrain.training.adaptive_batch import ESTIMATES_BETWEEN_CHANGES
 from malletrain.training.gradient_noise import Estimate
+from tests.forked import run_ranks
 
 SAMPLES, WIDTH = 960, 40
 
@@ -374,7 +374,7 @@ def train_distributed(rank, world, folder, mean, batch):
 
 @pytest.mark.parametrize(("mean", "batch"), [(0.3, 8), (0.3, 7), (0.0, 8)])
 def test_ranks_measure_the_noise_between_their_portions(tmp_path, mean, batch):
-    torch.multiprocessing.spawn(train_distributed, (2, tmp_path, mean, batch), nprocs=2)
+    run_ranks(train_distributed, (2, tmp_path, mean, batch), 2)
     first, second = (torch.load(tmp_path / f"rank-{rank}") for rank in range(2))
     squared, noise, size, state, weight = first
     assert noise == pytest.approx(40 * 0.25, rel=0.1)

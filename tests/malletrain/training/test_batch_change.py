@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-import torch.multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 from malletrain import ElasticSampler, Snapshot
 from malletrain.training.batch_change import check_batch_norm
 from tests.draws import cases
+from tests.forked import run_ranks
 
 
 class Ranks:
@@ -300,7 +300,7 @@ def set_sizes(rank, path, sizes):
 
 
 def test_ranks_that_set_different_sizes_are_refused(tmp_path):
-    torch.multiprocessing.spawn(set_sizes, (tmp_path, (4, 5)), nprocs=2)
+    run_ranks(set_sizes, (tmp_path, (4, 5)), 2)
     for rank in range(2):
         answer = (tmp_path / f"answer-{rank}").read_text()
         assert answer.startswith("10 The ranks set different global batch sizes (rank 0: 4, rank 1")

@@ -1,7 +1,8 @@
 """Loader workers of DataLoaders that name none. Each case is a process of its own, because torch's
-class is changed.
+class is changed: a fork of one that has imported torch, unless MalleTrain is to be imported first.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -22,23 +23,74 @@ class Endless(IterableDataset):
         return iter(range(8))
 """
 IMPORTS = ("import malletrain\nimport torch\n", "import torch\nimport malletrain\n")
+FORKS = """
+import json, os, sys, torch
+for line in sys.stdin:
+    program, environment = json.loads(line)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.dup2(writer, 1)
+            os.environ.update(environment)
+            exec(program, {"__name__": "__main__"})
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as output:
+        print(json.dumps(output.read()), flush=True)
+    os.wait()
+"""
+"""Runs each program that it is sent, with more variables, and answers what it has printed."""
 SAMPLER = "sampler = malletrain.ElasticSampler(8, global_batch_size=2)\n"
 
 
-def printed(program: str, number: str = "2") -> str:
+def rank_0() -> dict[str, str]:
+    """The variables of the only rank, for which no number was chosen."""
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
     environment.pop("MALLETRAIN_LOADER_WORKERS", None)
-    if number:
-        environment["MALLETRAIN_LOADER_WORKERS"] = number
-        environment["MALLETRAIN_SOCKET"] = "/nowhere"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    return done.stdout.split("\n")[0]
+    return environment
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """The process that has imported torch."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        env=rank_0(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def printed(forks):
+    """What a program prints in its first line, with a number of loader workers."""
+
+    def run(program: str, number: str = "2") -> str:
+        more = {"MALLETRAIN_LOADER_WORKERS": number, "MALLETRAIN_SOCKET": "/nowhere"}
+        environment = more if number else {}
+        if program.startswith(IMPORTS[1]):
+            forks.stdin.write(json.dumps([program, environment]) + "\n")
+            forks.stdin.flush()
+            return json.loads(forks.stdout.readline()).split("\n")[0]
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**rank_0(), **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split("\n")[0]
+
+    return run
 
 
 @pytest.mark.parametrize("imports", IMPORTS)
-def test_a_loader_that_names_no_number_has_the_chosen_one(imports):
+def test_a_loader_that_names_no_number_has_the_chosen_one(printed, imports):
     loader = "loader = DataLoader(Numbers(), batch_sampler=sampler)\n"
     show = "print(loader.num_workers, sorted(int(i) for batch in loader for i in batch))"
     program = imports + HEAD + SAMPLER + loader + show
@@ -47,7 +99,7 @@ def test_a_loader_that_names_no_number_has_the_chosen_one(imports):
 
 
 @pytest.mark.parametrize("imports", IMPORTS)
-def test_the_import_of_malletrain_is_enough(imports):
+def test_the_import_of_malletrain_is_enough(printed, imports):
     assert printed(f"{imports}{HEAD}print(DataLoader(Numbers()).num_workers)") == "2"
     environment = {**os.environ, "RANK": "0", "MALLETRAIN_SOCKET": "/nowhere"}
     environment.pop("MALLETRAIN_LOADER_WORKERS", None)
@@ -71,13 +123,13 @@ def test_the_import_of_malletrain_is_enough(imports):
     ],
 )
 def test_only_loaders_that_name_no_number_of_datasets_without_an_order_of_their_own(
-    loader, workers
+    printed, loader, workers
 ):
     head = IMPORTS[1] + HEAD + "malletrain.loader_workers()\n"
     assert printed(f"{head}print({loader}.num_workers)") == str(workers)
 
 
-def test_nothing_else_of_a_loader_changes():
+def test_nothing_else_of_a_loader_changes(printed):
     head = IMPORTS[1] + HEAD + "plain = DataLoader(Numbers(), num_workers=2)\n"
     attributes = "('num_workers', 'prefetch_factor', 'persistent_workers', 'timeout', 'pin_memory')"
     same = (
@@ -87,7 +139,7 @@ def test_nothing_else_of_a_loader_changes():
 
 
 @pytest.mark.parametrize("number", ["", "0", "many", "-1"])
-def test_without_a_usable_number_torch_is_left_alone(number):
+def test_without_a_usable_number_torch_is_left_alone(printed, number):
     program = (
         IMPORTS[1] + HEAD + "print(malletrain.loader_workers(), DataLoader(Numbers()).num_workers)"
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch.optim import SGD, Adam
 
 import malletrain
-from malletrain.training import report
+from malletrain.training import optimizers, report
+from malletrain.training.schedulers import reachable
 from malletrain.training.snapshot_file import SnapshotError
 
 pytestmark = pytest.mark.slow
@@ -180,3 +183,27 @@ def test_one_of_another_model_is_not_meant(tmp_path, capsys):
     for _ in range(2):
         train(tmp_path / "run.pt", make, before=update)
     assert "was not given the optimizer" not in capsys.readouterr().err
+
+
+def test_two_snapshots_search_for_an_optimizer_once_each(tmp_path, monkeypatch):
+    searches: Counter[tuple[int, type]] = Counter()
+
+    def counted(objects, kind, closed):
+        searches[id(objects), kind] += 1
+        return reachable(objects, kind, closed)
+
+    monkeypatch.setattr(optimizers, "reachable", counted)
+    trained, snapshots = [], []
+    for number, kind in enumerate((SGD, Adam)):
+        model = torch.nn.Linear(2, 1)
+        optimizer = kind(model.parameters(), lr=0.1)
+        trained.append((model, optimizer))
+        snapshots.append(
+            malletrain.Snapshot(tmp_path / f"{number}.pt", model=model, optimizer=optimizer)
+        )
+    for _ in range(3):
+        for model, optimizer in trained:
+            model(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+    assert len(searches) >= 2
+    assert set(searches.values()) == {1}

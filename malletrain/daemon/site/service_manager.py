@@ -36,12 +36,13 @@ def tell_service_manager(state: str) -> None:
 def extended_start() -> Iterator[None]:
     """Ask systemd at intervals to wait longer for the start, because the copy and the migration of
     a large database take longer than TimeoutStartSec. A start that is killed begins again with
-    both.
+    both. When the start goes on, the status that systemd shows is empty again.
     """
-    done = threading.Event()
+    done, has_asked = threading.Event(), threading.Event()
 
     def ask() -> None:
         while not done.wait(EXTEND_EVERY_S):
+            has_asked.set()
             tell_service_manager(
                 f"EXTEND_TIMEOUT_USEC={round(EXTEND_S * 1e6)}\nSTATUS=Opens the database, which "
                 "takes long while it is copied and migrated."
@@ -54,3 +55,5 @@ def extended_start() -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        if has_asked.is_set():
+            tell_service_manager("STATUS=")

@@ -316,3 +316,16 @@ def test_without_optuna_it_says_what_to_install(run, monkeypatch):
     refused = run("sweep", "status")
     assert refused.exit_code == 1
     assert "pip install --find-links WHEELS 'malletrain[sweep]'" in refused.stderr
+
+
+def test_a_sweep_that_cannot_be_read_hides_no_other_and_says_how_to_remove_it(run, jobs, file):
+    assert run("sweep", "run", file).exit_code == 0
+    with open_storage(f"sqlite:///{file.parent}/state/sweeps.db") as storage:
+        study = Ledger.create(storage, load_sweep(file, "bad")).study
+        study.set_user_attr(SPEC, {**study.user_attrs[SPEC], "space": {"x": [1.0, None]}})
+    rows = json.loads(run("sweep", "status", "--json").stdout)
+    assert [row["name"] for row in rows] == ["bad", "lr"]
+    assert "optuna delete-study --study-name bad" in rows[0]["sentence"]
+    refused = run("sweep", "cancel", "bad")
+    assert refused.exit_code == 1
+    assert "optuna delete-study --study-name bad" in refused.stderr

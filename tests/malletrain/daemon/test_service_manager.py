@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -25,10 +27,10 @@ def manager(tmp_path, monkeypatch):
 
 
 def test_systemd_waits_while_a_database_is_migrated(manager, tmp_path, monkeypatch):
-    asked = []
+    migrated = threading.Event()
 
     def migrate(url, verify):
-        asked.extend(manager.recv(1000) for _ in range(3))
+        assert migrated.wait(PATIENCE_S)
         raise StoreError("The migration is over.")
 
     monkeypatch.setattr(Store, "open", migrate)
@@ -38,11 +40,14 @@ def test_systemd_waits_while_a_database_is_migrated(manager, tmp_path, monkeypat
         [scheduler]
         kind = "local"
     '''
-    assert main.run(parse_config(text)) == 1
-    assert all(b"EXTEND_TIMEOUT_USEC=120000000\nSTATUS=" in message for message in asked)
-    while (message := manager.recv(1000)) in asked:  # those under way when it ended
-        pass
-    assert message == b"STATUS="
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(main.run, parse_config(text))
+        for _ in range(3):
+            assert manager.recv(1000).startswith(b"EXTEND_TIMEOUT_USEC=120000000\nSTATUS=")
+        migrated.set()
+        while manager.recv(1000) != b"STATUS=":  # until the last request is read
+            pass
+        assert ended.result() == 1
 
 
 def test_a_start_that_is_quick_asks_for_nothing(manager, monkeypatch):

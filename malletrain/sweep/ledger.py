@@ -182,18 +182,22 @@ def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:
     return sorted(sweeps, key=lambda each: each.name)
 
 
-def _unreadable(study: optuna.Study, error: ValidationError) -> UnreadableSweepError:
+def _unreadable(
+    storage: optuna.storages.BaseStorage, study: optuna.Study, error: ValidationError
+) -> UnreadableSweepError:
     """Return the error about a study whose description is not valid."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     jobs = [str(trial.user_attrs[JOB]) for trial in running if JOB in trial.user_attrs]
     cancel = f"cancel its jobs with malletrain cancel {' '.join(jobs)}; then " if jobs else ""
+    is_database = isinstance(storage, optuna.storages.RDBStorage)
+    url = without_password(storage.url) if is_database else "URL"
     return UnreadableSweepError(
         f"The description of the sweep {study.study_name} in the database is not valid "
         f"({where}: {first['msg']}). If an earlier or later malletrain wrote it, use that one. "
         f"Else {cancel}delete it with optuna delete-study --study-name {study.study_name} "
-        "--storage URL."
+        f"--storage '{url}'."
     )
 
 
@@ -248,7 +252,7 @@ class Ledger:
         try:
             return cls(storage, study)
         except ValidationError as error:
-            raise _unreadable(study, error) from None
+            raise _unreadable(storage, study, error) from None
 
     def ready(self) -> None:
         """Create the sampler and the pruner; needed to start trials, not to read them. Raises

@@ -328,4 +328,6 @@ def test_a_sweep_that_cannot_be_read_hides_no_other_and_says_how_to_remove_it(ru
     assert "optuna delete-study --study-name bad" in rows[0]["sentence"]
     refused = run("sweep", "cancel", "bad")
     assert refused.exit_code == 1
-    assert "optuna delete-study --study-name bad" in refused.stderr
+    url = f"sqlite:///{file.parent}/state/sweeps.db"
+    words = " ".join(refused.stderr.split())
+    assert f"optuna delete-study --study-name bad --storage '{url}'" in words

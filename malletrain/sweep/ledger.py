@@ -191,8 +191,9 @@ def _unreadable(
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     jobs = [str(trial.user_attrs[JOB]) for trial in running if JOB in trial.user_attrs]
     cancel = f"cancel its jobs with malletrain cancel {' '.join(jobs)}; then " if jobs else ""
-    is_database = isinstance(storage, optuna.storages.RDBStorage)
-    url = without_password(storage.url) if is_database else "URL"
+    url = "URL"
+    if isinstance(storage, optuna.storages.RDBStorage):
+        url = without_password(storage.url)
     return UnreadableSweepError(
         f"The description of the sweep {study.study_name} in the database is not valid "
         f"({where}: {first['msg']}). If an earlier or later malletrain wrote it, use that one. "

@@ -50,6 +50,7 @@ from malletrain.daemon.site.process import (
     freeze_objects,
     full_collections_rare,
 )
+from malletrain.daemon.site.service_manager import extended_start, tell_service_manager
 from malletrain.daemon.site.startup import refusals
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
@@ -213,7 +214,9 @@ def run(config: Config, path: Path | None = None) -> int:
                     print(f"malletraind: {sentence}", file=sys.stderr)
                 return 1
             owned = stack.enter_context(own(config.database_url, _daemon_name(config), _stand_by))
-            with Store.open(config.database_url, owned.verify) as store:
+            with extended_start():
+                store = Store.open(config.database_url, owned.verify)
+            with store:
                 remember_database(config)
                 daemon = Daemon(config, store, backend(config), path, file, owned.look)
                 return asyncio.run(daemon.serve())
@@ -233,20 +236,6 @@ def _stand_by(owner: str) -> None:
     """
     log.warning("the database is another daemon's; this one waits and takes over", owner=owner)
     tell_service_manager(f"READY=1\nSTATUS=Waits for the database, which {owner} has.")
-
-
-def tell_service_manager(state: str) -> None:
-    """Report the state of the service to systemd if it asks for that (sd_notify(3)). Failures are
-    ignored.
-    """
-    if address := os.environ.get("NOTIFY_SOCKET"):
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
-        ):
-            channel.sendto(
-                state.encode(), f"\0{address[1:]}" if address.startswith("@") else address
-            )
 
 
 def _all_reported(state: SiteState) -> bool:

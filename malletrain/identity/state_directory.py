@@ -45,6 +45,21 @@ def written_in_vain(error: OSError) -> str:
 _ENDPOINT = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
 
 
+def lock_refusal(what: str, error: OSError) -> str:
+    """Return the sentences about a lock that the file system refuses, with what to do.
+
+    Args:
+        what: what is locked, the subject of the sentence.
+        error: the error of flock(2), or of the write of the owner's name.
+    """
+    advice = (
+        "Make room there."
+        if error.errno in FULL
+        else "Put it on a file system with locks: a local one, or Lustre mounted with -o flock."
+    )
+    return f"{what} cannot be locked: {error.strerror}. {advice}"
+
+
 class StateDirError(RuntimeError):
     """The state directory cannot be used; the message is a sentence that says why and what to
     do.
@@ -156,10 +171,7 @@ def lock_state_dir(path: Path) -> StateLock:
         ) from None
     except OSError as error:
         os.close(handle)
-        advice = "Make room there." if error.errno in FULL else "Use a local file system."
-        raise StateDirError(
-            f"The state directory {path} cannot be locked: {error.strerror}. {advice}"
-        ) from None
+        raise StateDirError(lock_refusal(f"The state directory {path}", error)) from None
     return StateLock(handle, lock)
 
 

@@ -7,6 +7,7 @@ SQLite's online backup makes a consistent snapshot even if the database is writt
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import sqlite3
@@ -62,6 +63,32 @@ def backup(url: str, target: Path) -> int:
     finally:
         for path in (part, *(Path(f"{part}{side}") for side in SIDE_FILES)):
             path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path, prefix: str) -> None:
+    """Remove what copies that were interrupted (SIGKILL, a power failure) have left in ``folder``.
+    Copies whose process still runs are kept, and so is what cannot be removed.
+
+    Args:
+        folder: the directory of the copies.
+        prefix: beginning of the copies' names.
+    """
+    for part in folder.glob(f".{glob.escape(prefix)}*.part"):
+        pid = part.name.split(".")[-2]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not _is_running(int(pid))):
+            for path in (part, *(Path(f"{part}{side}") for side in SIDE_FILES)):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def restore(url: str, copy: Path) -> Path | None:

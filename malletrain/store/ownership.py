@@ -21,6 +21,7 @@ from typing import Protocol
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from malletrain.identity.state_directory import lock_refusal
 from malletrain.store.database import StoreError, advice, open_engine, parse_url, shown_url
 
 BEAT_S = 5.0
@@ -206,10 +207,7 @@ class FileLock:
             return owner_name
         except OSError as error:
             os.close(handle)
-            raise StoreError(
-                f"The lock {path} cannot be taken: {error.strerror}. Put the database on a file "
-                "system with locks."
-            ) from None
+            raise StoreError(lock_refusal(f"The database {self._database}", error)) from None
         with contextlib.suppress(OSError):  # the disk may be full; the lock alone is enough
             os.ftruncate(handle, 0)
             os.pwrite(handle, self._who.encode(), 0)

@@ -155,6 +155,7 @@ class Session:
         if self._engine.dialect.name != "sqlite" or not path or path == ":memory:":
             return
         copy = Path(f"{path}.schema-{version}-{datetime.now():%Y%m%d-%H%M%S-%f}")
+        copies.remove_unfinished(copy.parent, f"{Path(path).name}.schema-")
         try:
             copies.backup(f"sqlite:///{path}", copy)
         except copies.CopyError as error:

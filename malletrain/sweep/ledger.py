@@ -23,6 +23,7 @@ import sqlalchemy
 import sqlalchemy.exc
 import sqlalchemy.pool
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import ValidationError
 
 from malletrain.protocol.database_url import without_password
 from malletrain.sweep.search import pruner_of, sampler_of, suggest
@@ -45,6 +46,12 @@ JOB, DAEMON, ENDING, WHY, WEIGHT, NODE_S, GONE = (
 job has ended; why it failed; its job's weight; its node-seconds. Of a study: the trials whose
 snapshots are deleted."""
 FILE = "sweeps.db"
+MAX_STEP = 2**31 - 1
+"""Largest step that Optuna's tables store on a database server."""
+
+
+class UnreadableSweepError(SweepError):
+    """The description of a sweep in its study is not valid; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,12 @@ def refusal(error: optuna.exceptions.StorageInternalError) -> str:
     cause = getattr(cause, "orig", None) or cause or error
     why = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
     return f"The database of sweeps refuses: {why}."
+
+
+def refuses_values(error: optuna.exceptions.StorageInternalError) -> bool:
+    """Return whether the database works but refuses these values, so that a second attempt would
+    fail, too."""
+    return isinstance(error.__cause__, sqlalchemy.exc.DataError)
 
 
 def _connected(url: str) -> optuna.storages.RDBStorage:
@@ -157,13 +170,36 @@ def _opened(
 
 
 def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:
-    """Return all sweeps in this database, sorted by name; studies of other programs are
-    omitted."""
+    """Return all sweeps in this database, sorted by name; studies of other programs are omitted.
+    The summary of a sweep whose description cannot be read says so instead of how it ended."""
     sweeps = []
     for summary in optuna.get_all_study_summaries(storage):
         if SPEC in summary.user_attrs:
-            sweeps.append(Ledger.open(storage, summary.study_name).summary())
+            try:
+                sweeps.append(Ledger.open(storage, summary.study_name).summary())
+            except UnreadableSweepError as error:
+                sweeps.append(Summary(summary.study_name, {}, 0, None, str(error)))
     return sorted(sweeps, key=lambda each: each.name)
+
+
+def _unreadable(
+    storage: optuna.storages.BaseStorage, study: optuna.Study, error: ValidationError
+) -> UnreadableSweepError:
+    """Return the error about a study whose description is not valid."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    jobs = [str(trial.user_attrs[JOB]) for trial in running if JOB in trial.user_attrs]
+    cancel = f"cancel its jobs with malletrain cancel {' '.join(jobs)}; then " if jobs else ""
+    url = "URL"
+    if isinstance(storage, optuna.storages.RDBStorage):
+        url = without_password(storage.url)
+    return UnreadableSweepError(
+        f"The description of the sweep {study.study_name} in the database is not valid "
+        f"({where}: {first['msg']}). If an earlier or later malletrain wrote it, use that one. "
+        f"Else {cancel}delete it with optuna delete-study --study-name {study.study_name} "
+        f"--storage '{url}'."
+    )
 
 
 class Ledger:
@@ -205,7 +241,8 @@ class Ledger:
 
     @classmethod
     def open(cls, storage: optuna.storages.BaseStorage, name: str) -> Ledger:
-        """Open a sweep. Raises SweepError if there is none of that name."""
+        """Open a sweep. Raises SweepError if there is none of that name, and UnreadableSweepError
+        if its description is not valid."""
         names = optuna.get_all_study_names(storage)
         if name not in names:
             existing = ", ".join(sorted(names)[:10]) or "there is none"
@@ -213,7 +250,10 @@ class Ledger:
         study = optuna.load_study(storage=storage, study_name=name)
         if SPEC not in study.user_attrs:
             raise SweepError(f"The study {name} was not made by malletrain sweep.")
-        return cls(storage, study)
+        try:
+            return cls(storage, study)
+        except ValidationError as error:
+            raise _unreadable(storage, study, error) from None
 
     def ready(self) -> None:
         """Create the sampler and the pruner; needed to start trials, not to read them. Raises
@@ -341,7 +381,7 @@ class Ledger:
         """Store values of the metric by step, and ask the pruner if ``judge`` is true. Returns
         whether the trial is to be pruned. The value of a step that is already stored, because the
         job went back to its snapshot, is kept. A trial that has diverged (NaN, infinity) is pruned
-        with every pruner.
+        with every pruner. Raises SweepError if the database cannot store a step.
         """
         trial = self._trial(number)
         previous = self._frozen(number).intermediate_values
@@ -351,7 +391,17 @@ class Ledger:
                 news.setdefault(step, value)
         for step in sorted(news):
             self._cached_trials = None
-            trial.report(news[step], step)
+            try:
+                trial.report(news[step], step)
+            except optuna.exceptions.StorageInternalError as error:
+                if step <= MAX_STEP or not refuses_values(error):
+                    raise
+                raise SweepError(
+                    f"Trial {number} reports step {step:,}, but this database stores steps up to "
+                    f"{MAX_STEP:,}. Report a larger unit as the step of malletrain.metric, such "
+                    "as thousands of tokens, and run the sweep under another name; or use SQLite, "
+                    "which stores such steps."
+                ) from error
             diverged = not math.isfinite(news[step]) and step >= self.sweep.pruner.min_steps
             if judge and (diverged or trial.should_prune()):
                 return True

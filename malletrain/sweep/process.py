@@ -19,12 +19,22 @@ from pathlib import Path
 
 import optuna
 
-from malletrain.identity.state_directory import default_state_dir, make_private_dir
+from malletrain.identity.state_directory import (
+    default_state_dir,
+    lock_refusal,
+    make_private_dir,
+)
 from malletrain.protocol import env
 from malletrain.sweep.daemon_jobs import DaemonJobs
 from malletrain.sweep.engine import Engine
 from malletrain.sweep.jobs import Jobs, JobsAway
-from malletrain.sweep.ledger import Ledger, open_storage, refusal, storage_url
+from malletrain.sweep.ledger import (
+    Ledger,
+    open_storage,
+    refusal,
+    refuses_values,
+    storage_url,
+)
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.sweep.trials import check, delete_losers, job_of
 
@@ -49,19 +59,24 @@ def log_path(state_dir: Path, name: str) -> Path:
 @contextlib.contextmanager
 def alone(state_dir: Path, name: str) -> Iterator[None]:
     """Hold the lock of the only engine of this sweep. The lock ends with its process. Raises
-    SweepError if another engine runs.
+    SweepError if another engine runs, or if the file system has no locks.
     """
     path = lock_path(state_dir, name)
     make_private_dir(path.parent)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if not _lock(handle):
+        try:
+            locked = _lock(handle)
+        except OSError as error:
+            raise SweepError(lock_refusal(f"The file {path}", error)) from None
+        if not locked:
             pid = os.pread(handle, 100, 0).decode("utf-8", "replace").strip()
             raise SweepError(
                 f"The sweep {name} is being run by process {pid or 'that starts just now'}."
             ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # the disk may be full; the lock alone is enough
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield
     finally:
         os.close(handle)
@@ -91,6 +106,8 @@ def attended(state_dir: Path, name: str) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return False  # a file system without locks, on which no engine can run
     finally:
         os.close(handle)
     return False
@@ -133,6 +150,9 @@ def run(
             if isinstance(error, JobsAway):
                 noun, sentence = "daemon", str(error)
             else:
+                if refuses_values(error):  # waiting does not help
+                    ledger.ends(refusal(error))
+                    raise SweepError(refusal(error)) from error
                 noun, sentence = "database", refusal(error)
             if away != noun:
                 say(f"{sentence} Waiting for it to come back; the jobs go on.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.sweep.space import Parameter, Value
-from malletrain.sweep.spec import Sweep, SweepError
+from malletrain.sweep.spec import MAX_SEED, Sweep, SweepError
 
 try:
     import optuna
@@ -34,7 +34,7 @@ def sampler_of(sweep: Sweep, drawn: int = 0) -> optuna.samplers.BaseSampler:
         SweepError: the sampler cannot be imported or created.
     """
     s = sweep.sampler
-    seed = (SEED if s.seed is None else s.seed) + drawn
+    seed = ((SEED if s.seed is None else s.seed) + drawn) % (MAX_SEED + 1)
     try:
         if s.kind == "tpe":
             # Running trials count as bad, so that simultaneous trials differ.

@@ -88,6 +88,11 @@ def _choices(entry: Mapping[str, Any]) -> Parameter:
     for value in choices:
         if not isinstance(value, float | int | str | bool):
             raise SpaceError(f"{value!r} is no choice; accepted are texts, numbers, true and false")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SpaceError(
+                f"{value} is no finite number, and the study cannot store it; write it as a text, "
+                f'"{value}", which the script gets in the same form'
+            )
     if len({(type(v), v) for v in choices}) < len(choices):
         raise SpaceError("a choice is listed twice")
     return Parameter(choices=tuple(choices))

@@ -42,6 +42,8 @@ PositiveOrAuto = Annotated[int, Field(ge=1, le=MAX_PROCESSES)] | Literal["auto"]
 CountOrAuto = Annotated[int, Field(ge=0, le=MAX_PROCESSES)] | Literal["auto"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,47}")
 """Form of a sweep's name; the names of its trials' jobs append a number."""
+MAX_SEED = 2**32 - 1
+"""Largest random seed that NumPy accepts."""
 STORED = "stored"
 """Key of the validation context: the sweep was read from a study, perhaps of an earlier release."""
 
@@ -74,7 +76,10 @@ class SweepSection(Section):
     )
     time: MaybeDuration = key(None, description="Time after which no more trials start.")
     node_hours: float | None = key(
-        None, gt=0, description="Used node-hours after which no more trials start."
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Used node-hours after which no more trials start.",
     )
     at_once: int = key(
         4,
@@ -165,7 +170,10 @@ class JobSection(Section):
         None, description="Memory of each node for the script's DataCache, such as 25% or 8G."
     )
     weight: float = key(
-        1.0, gt=0, description="Weight of the most promising trial relative to other jobs."
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Weight of the most promising trial relative to other jobs.",
     )
     goal: Literal["throughput", "efficiency"] | None = key(
         None, description="Benefit to maximise with more nodes. Default: the site's objective."
@@ -206,8 +214,8 @@ class SamplerSection(Section):
     )
     seed: int | None = key(
         None,
-        description="Random seed of the sampler. Default: 0, so that two sweeps of one space try "
-        "the same values first.",
+        description="Random seed of the sampler, from 0 to 4294967295. Default: 0, so that two "
+        "sweeps of one space try the same values first.",
     )
     startup: int = key(10, ge=0, description="Number of random trials before tpe begins to learn.")
     population: int = key(20, ge=2, description="Population size of nsga2.")
@@ -215,6 +223,31 @@ class SamplerSection(Section):
         "", description='"MODULE:CLASS" of your own sampler; modules are found in workdir too.'
     )
     options: dict[str, Any] = key({}, description="Options of your own sampler.")
+
+    @field_validator("seed")
+    @classmethod
+    def _check_seed(cls, value: int | None, info: ValidationInfo) -> int | None:
+        stored = (info.context or {}).get(STORED)
+        if value is not None and not 0 <= value <= MAX_SEED and not stored:
+            raise PydanticCustomError(
+                "seed",
+                "{value} is no seed; accepted is a whole number from 0 to {most}",
+                {"value": value, "most": MAX_SEED},
+            )
+        return value
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            if (number := _infinite(value)) is not None:
+                raise PydanticCustomError(
+                    "options",
+                    "{name}: {number} is no finite number, and the study cannot store it; pass it "
+                    'as a text, "{number}", and convert it in your sampler',
+                    {"name": name, "number": str(number)},
+                )
+        return options
 
 
 class PrunerSection(Section):
@@ -244,6 +277,19 @@ class PrunerSection(Section):
         ge=1,
         description="earlycurve: a trial continues if it may be among this many best trials.",
     )
+
+    @model_validator(mode="after")
+    def _check_steps(self, info: ValidationInfo) -> PrunerSection:
+        stored = (info.context or {}).get(STORED)
+        most = self.max_steps
+        if self.kind == "hyperband" and most is not None and self.min_steps > most and not stored:
+            raise PydanticCustomError(
+                "pruner",
+                "min_steps = {least} is above max_steps = {most}, so that hyperband would stop no "
+                "trial",
+                {"least": self.min_steps, "most": most},
+            )
+        return self
 
 
 class Sweep(Section):
@@ -322,6 +368,17 @@ class Sweep(Section):
         if self.sampler.kind != "grid":
             return math.inf
         return math.prod(len(values) for values in self.grid().values())
+
+
+def _infinite(value: Any) -> float | None:
+    """Return the first number in the value, or in its lists and tables, that is not finite."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return next((n for n in map(_infinite, value) if n is not None), None)
+    return None
 
 
 def _as_written(p: Parameter) -> Any:

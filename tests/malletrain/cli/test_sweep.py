@@ -17,7 +17,7 @@ import pytest
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, JobDetail, JobView, NewsView, SeriesView
 from malletrain.sweep import SweepError, load_sweep, run_sweep
-from malletrain.sweep.ledger import Ledger, open_storage
+from malletrain.sweep.ledger import SPEC, Ledger, open_storage
 from malletrain.sweep.process import alone
 from tests.malletrain.cli.fake_daemon import Refuse
 from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
@@ -316,3 +316,18 @@ def test_without_optuna_it_says_what_to_install(run, monkeypatch):
     refused = run("sweep", "status")
     assert refused.exit_code == 1
     assert "pip install --find-links WHEELS 'malletrain[sweep]'" in refused.stderr
+
+
+def test_a_sweep_that_cannot_be_read_hides_no_other_and_says_how_to_remove_it(run, jobs, file):
+    assert run("sweep", "run", file).exit_code == 0
+    with open_storage(f"sqlite:///{file.parent}/state/sweeps.db") as storage:
+        study = Ledger.create(storage, load_sweep(file, "bad")).study
+        study.set_user_attr(SPEC, {**study.user_attrs[SPEC], "space": {"x": [1.0, None]}})
+    rows = json.loads(run("sweep", "status", "--json").stdout)
+    assert [row["name"] for row in rows] == ["bad", "lr"]
+    assert "optuna delete-study --study-name bad" in rows[0]["sentence"]
+    refused = run("sweep", "cancel", "bad")
+    assert refused.exit_code == 1
+    url = f"sqlite:///{file.parent}/state/sweeps.db"
+    words = " ".join(refused.stderr.split())
+    assert f"optuna delete-study --study-name bad --storage '{url}'" in words

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -29,6 +30,8 @@ from malletrain.identity.state_directory import (
     write_atomically,
     write_daemon_info,
 )
+from malletrain.store.database import StoreError
+from malletrain.store.ownership import own
 from tests.disks import fill, small_disk
 
 HOLDER = """
@@ -341,3 +344,15 @@ def test_who_has_no_home_directory_is_told_what_to_set(there):
     assert ("XDG_CONFIG_HOME" in lines[2]) is there, (
         "with a key of their own to the site's daemon, else to theirs"
     )
+
+
+def test_without_locks_of_files_no_daemon_starts_and_a_sentence_says_why(tmp_path, monkeypatch):
+    def refuse(handle, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(state_directory.fcntl, "flock", refuse)
+    sentence = r" cannot be locked: Function not implemented\. Put it on .* -o flock\."
+    with pytest.raises(StateDirError, match=f"The state directory {tmp_path}{sentence}"):
+        lock_state_dir(tmp_path)
+    with pytest.raises(StoreError, match=f"The database {tmp_path}/m.db{sentence}"):
+        own(f"sqlite:///{tmp_path}/m.db", "the first", pytest.fail)

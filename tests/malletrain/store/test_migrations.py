@@ -277,3 +277,17 @@ def test_without_room_for_a_copy_nothing_is_migrated(tmp_path, url, monkeypatch)
     with engine.begin() as connection:
         assert schema_version(connection) == "0001"
     engine.dispose()
+
+
+def test_a_start_removes_what_interrupted_copies_have_left(tmp_path, url):
+    at_version(url, "0001").dispose()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    name = f".malletrain.db.schema-0001-20261128-101500-000000.{ended.pid}.part"
+    left = [tmp_path / name, tmp_path / f"{name}-wal"]
+    kept = [tmp_path / name.replace(str(ended.pid), str(os.getppid())), tmp_path / ".notes.1.part"]
+    for path in (*left, *kept):
+        path.touch()
+    Store.open(url).close()
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)

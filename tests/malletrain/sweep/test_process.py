@@ -1,10 +1,12 @@
 """One process runs a sweep."""
 
+import errno
 import fcntl
 import os
 
 import optuna
 import pytest
+import sqlalchemy.exc
 
 from malletrain.sweep import process
 from malletrain.sweep.ledger import Ledger, open_storage
@@ -89,3 +91,29 @@ def test_a_database_that_refuses_a_query_is_a_sentence(moved, sweep):
         ledger = Ledger.create(storage, sweep)
         away()
         ledger.cancel()
+
+
+def test_without_locks_of_files_no_sweep_runs_and_a_sentence_says_why(tmp_path, monkeypatch):
+    def refuse(handle, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(process.fcntl, "flock", refuse)
+    refused = pytest.raises(
+        SweepError, match=r"lr\.lock cannot be locked: Function not implemented\. .*-o flock"
+    )
+    with refused, process.alone(tmp_path, "lr"):
+        pass
+    assert not process.attended(tmp_path, "lr")
+
+
+def test_a_value_that_the_database_refuses_is_not_waited_for(tmp_path, sweep, monkeypatch):
+    def turn(engine, now):
+        cause = sqlalchemy.exc.DataError("INSERT", {}, Exception("value too long"))
+        raise optuna.exceptions.StorageInternalError("invalid data") from cause
+
+    monkeypatch.setattr(process.Engine, "turn", turn)
+    monkeypatch.setattr(process.time, "sleep", lambda s: pytest.fail("it waits"))
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    with pytest.raises(SweepError, match="refuses: value too long"):
+        process.run(ledger, TrainingJobs(), lambda line: None)
+    assert "value too long" in ledger.end

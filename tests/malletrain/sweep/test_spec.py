@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from malletrain.sweep.spec import Sweep, SweepError, load_sweep
+from malletrain.sweep.spec import STORED, Sweep, SweepError, load_sweep
 
 GOOD = """
 [sweep]
@@ -70,6 +70,18 @@ def test_what_is_kept_of_it_is_all_of_it(tmp_path):
             r"job.args: \{lrr\} is no parameter.*\{lr\}, \{act\}, \{trial\}",
         ),
         ("trials = 20", "trials = ", "line 5: This is not valid TOML"),
+        ('["relu", "tanh"]', "[1.0, inf]", 'act: inf is no finite number.*as a text, "inf"'),
+        ('["relu", "tanh"]', "[1.0, nan]", "act: nan is no finite number"),
+        ("trials = 20", "node_hours = inf", "sweep.node_hours: .*finite"),
+        ('nodes = "1:4"', "weight = inf", "job.weight: .*finite"),
+        ("[pruner]", "[sampler]\nseed = -1\n[pruner]", "seed: -1 is no seed.*0 to 4294967295"),
+        ("[pruner]", "[sampler]\nseed = 20261128123456\n[pruner]", "20261128123456 is no seed"),
+        ("[pruner]", "[sampler]\noptions.a.b = [1, -inf]\n[pruner]", "a: -inf is no finite number"),
+        (
+            'kind = "asha"',
+            'kind = "hyperband"\nmin_steps = 9\nmax_steps = 8',
+            "min_steps = 9 is above max_steps = 8.*would stop no trial",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path, old, new, words):
@@ -82,6 +94,15 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path, old, new, words):
 def test_no_file(tmp_path):
     with pytest.raises(SweepError, match="cannot be read: No such file"):
         load_sweep(tmp_path / "none.toml")
+
+
+def test_a_stored_sweep_of_an_earlier_release_can_still_be_read(tmp_path):
+    stored = load_sweep(written(tmp_path, GOOD)).model_dump(mode="json")
+    stored["sampler"]["seed"] = -1
+    stored["pruner"] |= {"kind": "hyperband", "min_steps": 9, "max_steps": 8}
+    assert Sweep.model_validate(stored, context={STORED: True}).sampler.seed == -1
+    with pytest.raises(ValueError, match="no seed"):
+        Sweep.model_validate(stored)
 
 
 def test_from_python(tmp_path):

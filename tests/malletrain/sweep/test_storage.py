@@ -5,8 +5,10 @@ from threading import Barrier
 
 import pytest
 
-from malletrain.sweep.ledger import open_storage, summaries
+from malletrain.sweep.ledger import MAX_STEP, Ledger, open_storage, summaries
 from malletrain.sweep.spec import SweepError
+from tests import postgres
+from tests.malletrain.sweep.sweep_world import described
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +44,20 @@ def test_a_database_that_cannot_be_opened_is_told_without_its_password(url):
     ):
         pass
     assert "s3cret" not in str(refused.value)
+
+
+def test_postgresql_refuses_a_step_that_its_column_cannot_hold():
+    with postgres.running() as server, open_storage(server.url) as storage:
+        ledger = Ledger.create(storage, described())
+        number = ledger.ask().number
+        assert not ledger.report(number, [(MAX_STEP, 0.5)], judge=False)
+        with pytest.raises(SweepError, match="reports step 2,147,483,648, but this database"):
+            ledger.report(number, [(MAX_STEP + 1, 0.5)], judge=False)
+
+
+def test_sqlite_stores_steps_of_any_size(tmp_path):
+    with open_storage(f"sqlite:///{tmp_path}/sweeps.db") as storage:
+        ledger = Ledger.create(storage, described())
+        number = ledger.ask().number
+        assert not ledger.report(number, [(10 * MAX_STEP, 0.5)], judge=False)
+        assert ledger.trials()[0].intermediate_values == {10 * MAX_STEP: 0.5}

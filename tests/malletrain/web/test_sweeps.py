@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("optuna")
 
-from malletrain.sweep.ledger import Ledger, open_storage, storage_url
+from malletrain.sweep.ledger import SPEC, Ledger, open_storage, storage_url
 from malletrain.sweep.spec import load_sweep
 from malletrain.web.sweeps import SweepAway, sweeps, trials
 
@@ -59,3 +59,19 @@ def test_a_database_that_cannot_be_read_is_said(tmp_path):
     with pytest.raises(SweepAway):
         trials(tmp_path, "lr")
     assert descriptors() <= before
+
+
+def test_a_sweep_that_cannot_be_read_is_named_beside_the_others(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "lr.toml"
+    file.write_text(SWEEP)
+    with open_storage(storage_url("", tmp_path)) as storage:
+        study = Ledger.create(storage, load_sweep(file, "bad")).study
+        study.set_user_attr(SPEC, {**study.user_attrs[SPEC], "space": {"lr": [1.0, None]}})
+        Ledger.create(storage, load_sweep(file, None))
+    assert [(each.name, each.sentence[:15]) for each in sweeps(tmp_path)] == [
+        ("bad", "The description"),
+        ("lr", ""),
+    ]
+    with pytest.raises(SweepAway, match="optuna delete-study"):
+        trials(tmp_path, "bad")

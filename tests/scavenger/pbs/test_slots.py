@@ -10,7 +10,7 @@ import pytest
 
 from scavenger.batch.slots import HostResources, Neighbour, SlotKind
 from scavenger.interface import LeaseState
-from scavenger.pbs.hosts import amounts_of, read_hosts, slot_chunk
+from scavenger.pbs.hosts import read_hosts, slot_chunk
 from scavenger.pbs.parse import RawNode, read_jobs, read_nodes
 from scavenger.pbs.state import by_host
 from tests.scavenger.pbs.pbs_world import TEMPLATE, names, request, running, states, why, worlds
@@ -154,29 +154,84 @@ def test_the_check_says_which_hosts_can_have_a_kind(world):
     assert any("PBS lets no two jobs share 2 of 2 hosts" in text for text in texts), texts
 
 
+def use_of(nodes):
+    """The resources of the hosts of these vnodes (name → RawNode)."""
+    return read_hosts(by_host(nodes), nodes)
+
+
+def vnode(available, assigned=None, state="free", host="h", **values):
+    """A vnode as pbsnodes shows it."""
+    return RawNode(
+        state=state,
+        resources_available={"host": host, **available},
+        resources_assigned=assigned or {},
+        **values,
+    )
+
+
 def test_amounts_are_sums_over_vnodes_in_whole_megabytes():
-    vnodes = [
-        RawNode(
-            resources_available={"ncpus": 4, "ngpus": "1", "mem": "2097852kb"},
-            resources_assigned={"ncpus": "3", "mem": "1500kb"},
+    nodes = {
+        "h[0]": vnode(
+            {"ncpus": 4, "ngpus": "1", "mem": "2097852kb"}, {"ncpus": "3", "mem": "1500kb"}
         ),
-        RawNode(resources_available={"ncpus": 4, "mem": "1gb"}, resources_assigned={"ngpus": 0}),
-    ]
-    assert read_hosts({"h": [("h[0]", vnodes[0]), ("h[1]", vnodes[1])]}) == {
+        "h[1]": vnode({"ncpus": 4, "mem": "1gb"}, {"ngpus": 0}),
+    }
+    assert use_of(nodes) == {
         "h": HostResources(
             {"gpu": 1, "cpus": 8, "memory_mb": 2048 + 1024},
             {"gpu": 0, "cpus": 3, "memory_mb": 2},
         )
     }
-    assert amounts_of([]) == {"gpu": 0, "cpus": 0, "memory_mb": 0}
     assert slot_chunk({"cpus": 4, "memory_mb": 100}) == ["ncpus=4", "mem=100mb"]
+
+
+@pytest.mark.parametrize("state", ["job-busy", "job-exclusive"])
+def test_a_vnode_that_is_not_free_gives_nothing_to_further_jobs(state):
+    """PBS starts jobs on free vnodes only: the GPUs of one whose CPUs jobs have stay idle."""
+    has = {"ncpus": 4, "ngpus": 2, "mem": "1gb"}
+    nodes = {
+        "h[0]": vnode(has, {"ncpus": 4, "ngpus": 1, "mem": "512mb"}, state),
+        "h[1]": vnode(has, {"ncpus": 1, "mem": "100mb"}),
+    }
+    [use] = use_of(nodes).values()
+    assert use.total == {"gpu": 4, "cpus": 8, "memory_mb": 2048}
+    assert use.used == {"gpu": 2, "cpus": 5, "memory_mb": 1024 + 100}
+    assert use.closed == ""
+
+
+def test_gpus_of_a_vnode_without_cpus_are_gpus_of_its_host():
+    """``qmgr -c "set node c1 resources_available.ngpus = 4"`` where a host has vnodes for its
+    sockets sets them on its natural vnode.
+    """
+    half = {"ncpus": 4, "mem": "1gb"}
+    nodes = {
+        "c1": vnode({"ncpus": 0, "ngpus": 4, "mem": "0b"}, {"ngpus": 1}, host="c1"),
+        "c1[0]": vnode(half, {"ncpus": 1}, host="c1"),
+        "c1[1]": vnode(half, host="c1"),
+    }
+    [use] = use_of(nodes).values()
+    assert use.total == {"gpu": 4, "cpus": 8, "memory_mb": 2048}
+    assert use.used == {"gpu": 1, "cpus": 1, "memory_mb": 0}
+
+
+def test_a_resource_that_vnodes_have_in_common_counts_once():
+    shared = {"ncpus": 4, "ngpus": "@c1", "mem": "1gb"}
+    taken = {"ncpus": 4, "ngpus": "@c1"}
+    nodes = {
+        "c1": vnode({"ncpus": 0, "ngpus": 4, "mem": "0b"}, {"ngpus": 1}, host="c1"),
+        "c1[0]": vnode(shared, taken, "job-busy", host="c1"),
+        "c1[1]": vnode(shared, {"ngpus": "@c1"}, host="c1"),
+    }
+    [use] = use_of(nodes).values()
+    assert use.total["gpu"] == 4
+    assert use.used["gpu"] == 1, "the free vnode reaches the others"
 
 
 @recorded
 def test_a_real_pbs_says_what_jobs_have_of_each_host():
-    hosts = by_host(read_nodes((LIVE / "pbsnodes_leases.json").read_text()))
+    nodes = read_nodes((LIVE / "pbsnodes_leases.json").read_text())
     jobs = read_jobs((LIVE / "qstat_f_leases.json").read_text(), "other-", with_running=True)
-    use = read_hosts(hosts, jobs.running)
+    use = read_hosts(by_host(nodes), nodes, jobs.running)
     assert use["n1"].total == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
     assert use["n1"].used == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
     assert use["n1"].closed == "a job has exclusive use of it"
@@ -227,10 +282,10 @@ def test_the_subjobs_of_an_array_are_neighbours_although_pbs_lists_only_the_arra
         "malletrain-",
         with_running=True,
     )
-    vnode = RawNode(
+    shared = RawNode(
         state="free",
         jobs=["7[3].s/0", "7[4].s/1"],
         resources_available={"host": "n1", "ncpus": 8, "mem": "2gb"},
     )
-    use = read_hosts(by_host({"n1": vnode}), jobs.running)
+    use = read_hosts(by_host({"n1": shared}), {"n1": shared}, jobs.running)
     assert use["n1"].neighbours == (Neighbour("ann", "workq"),)

@@ -62,9 +62,7 @@ def read_hosts(
     result = {}
     for host, vnodes in hosts.items():
         total, used = _amounts([*vnodes, *without_cpus.get(host, ())], nodes)
-        result[host] = HostResources(
-            total, used, tuple(neighbours.get(host, ())), _closed(vnodes)
-        )
+        result[host] = HostResources(total, used, tuple(neighbours.get(host, ())), _closed(vnodes))
     return result
 
 

@@ -4,14 +4,15 @@ The amounts are the sums of ``resources_available`` and ``resources_assigned`` o
 host, because PBS can divide a chunk among vnodes of one host, those without CPUs included. PBS
 starts jobs on free vnodes only: of a vnode that is ``job-busy`` (jobs have all its CPUs) or
 ``job-exclusive``, no GPU and no memory is idle. A resource of a vnode can be that of another one
-(``ngpus = @c1``), and then counts once. Of a vnode's memory only whole megabytes count, as for
+(``ngpus = @c1``). It then counts once, and PBS adds what a job has of it to the vnode of the job,
+not to ``c1`` (OpenPBS 23.06). Of a vnode's memory only whole megabytes count, as for
 leases of whole nodes. Pure; :mod:`scavenger.batch.slots` decides which slots are idle.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scavenger.batch.slots import CPUS, MEMORY_MB, Amounts, HostResources, Neighbour
@@ -59,35 +60,55 @@ def read_hosts(
     for name, node in nodes.items():
         if name not in host_of_vnode:
             without_cpus.setdefault(host_name(name, node), []).append((name, node))
+    sharers: dict[tuple[str, str], list[RawNode]] = {}
+    for node in nodes.values():
+        for resource, pbs_name in NAMES.items():
+            if owner := _owner(node, pbs_name):
+                sharers.setdefault((resource, owner), []).append(node)
     result = {}
     for host, vnodes in hosts.items():
-        total, used = _amounts([*vnodes, *without_cpus.get(host, ())], nodes)
+        total, used = _amounts([*vnodes, *without_cpus.get(host, ())], nodes, sharers)
         result[host] = HostResources(total, used, tuple(neighbours.get(host, ())), _closed(vnodes))
     return result
 
 
-def _amounts(vnodes: HostVnodes, nodes: Mapping[str, RawNode]) -> tuple[Amounts, Amounts]:
+def _owner(node: RawNode, pbs_name: str) -> str:
+    """Return the vnode whose resource this vnode uses; empty if it has its own."""
+    value = node.resources_available.get(pbs_name)
+    return value[1:] if isinstance(value, str) and value.startswith("@") else ""
+
+
+def _amounts(
+    vnodes: HostVnodes,
+    nodes: Mapping[str, RawNode],
+    sharers: Mapping[tuple[str, str], Sequence[RawNode]],
+) -> tuple[Amounts, Amounts]:
     """Return (total, used) of one host. What no free vnode can give to a job counts as used.
 
     Args:
         vnodes: all vnodes of the host.
         nodes: all vnodes.
+        sharers: (resource of a slot, vnode) → the vnodes that use this resource of that vnode.
     """
     total, used = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
     for resource, pbs_name in NAMES.items():
-        holders: dict[str, tuple[RawNode, bool]] = {}
+        reachable: dict[str, bool] = {}
         for name, node in vnodes:
-            value = node.resources_available.get(pbs_name)
-            if isinstance(value, str) and value.startswith("@"):
-                name = value[1:]
-            holder = nodes.get(name, node)
-            reachable = holders[name][1] if name in holders else False
-            holders[name] = holder, reachable or text_of(node.state) == "free"
-        for holder, reachable in holders.values():
-            has = _amount(resource, holder.resources_available)
+            owner = _owner(node, pbs_name) or name
+            reachable[owner] = reachable.get(owner, False) or text_of(node.state) == "free"
+        for owner, is_reachable in reachable.items():
+            if owner not in nodes:
+                continue
+            node = nodes[owner]
+            has = _amount(resource, node.resources_available)
             total[resource] += has
             used[resource] += (
-                _amount(resource, holder.resources_assigned, round_up=True) if reachable else has
+                sum(
+                    _amount(resource, each.resources_assigned, round_up=True)
+                    for each in (node, *sharers.get((resource, owner), ()))
+                )
+                if is_reachable
+                else has
             )
     return total, used
 

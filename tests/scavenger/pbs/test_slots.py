@@ -231,3 +231,67 @@ def test_a_resource_that_vnodes_have_in_common_counts_once():
     [use] = use_of(nodes).values()
     assert use.total == {"gpu": 4, "cpus": 8, "memory_mb": 2 * 8192}
     assert use.used == {"gpu": 3, "cpus": 6, "memory_mb": 8192 + 100}, "a free vnode reaches all"
+
+
+@recorded
+def test_a_real_pbs_says_what_jobs_have_of_each_host():
+    nodes = read_nodes((LIVE / "pbsnodes_leases.json").read_text())
+    jobs = read_jobs((LIVE / "qstat_f_leases.json").read_text(), "other-", with_running=True)
+    use = read_hosts(by_host(nodes), nodes, jobs.running)
+    assert use["n1"].total == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
+    assert use["n1"].used == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
+    assert use["n1"].closed == "a job has exclusive use of it"
+    [neighbour] = use["n1"].neighbours
+    assert neighbour == Neighbour(jobs.running[0].user, jobs.running[0].queue)
+
+
+@pytest.mark.parametrize(
+    ("environment", "visible", "starts"),
+    [
+        (ONE, 4, False),
+        (
+            {"MALLETRAIN_SLOT": "gpu.0", "MALLETRAIN_GPUS": "1", "CUDA_VISIBLE_DEVICES": "2"},
+            4,
+            True,
+        ),
+        (ONE, 1, True),
+        ({"MALLETRAIN_SLOT": "cpu.0", "MALLETRAIN_GPUS": "0", "CUDA_VISIBLE_DEVICES": ""}, 4, True),
+        ({}, 4, True),
+    ],
+    ids=["not named", "named", "confined", "without GPUs", "a whole host"],
+)
+def test_a_lease_does_not_start_where_it_could_use_the_gpus_of_others(
+    tmp_path, environment, visible, starts
+):
+    for number in range(visible):
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+    script = TEMPLATE.replace("/dev/nvidia", f"{tmp_path}/nvidia")
+    script = script.replace("#MALLETRAIN-LEASE\n", 'set -- touch "$STARTED"\n')
+    output = tmp_path / "output"
+    own = {"PBS_JOBID": "1.pbs0", "MALLETRAIN_OUTPUT": str(output), **environment}
+    subprocess.run(
+        ["/bin/sh", "-c", script],
+        env={"PATH": os.environ["PATH"], "STARTED": str(tmp_path / "started"), **own},
+        check=starts,
+    )
+    assert (tmp_path / "started").exists() == starts
+    assert ("enable the hook pbs_cgroups" in output.read_text()) != starts
+
+
+def test_the_subjobs_of_an_array_are_neighbours_although_pbs_lists_only_the_array():
+    """``qstat -f`` lists no subjobs; ``pbsnodes`` names them."""
+    jobs = read_jobs(
+        '{"timestamp": 1, "Jobs": {'
+        '"7[].s": {"Job_Name": "many", "Job_Owner": "ann@h", "job_state": "B", "queue": "workq"},'
+        '"8[].s": {"Job_Name": "none", "Job_Owner": "bob@h", "job_state": "Q", "queue": "workq"}}}',
+        "malletrain-",
+        with_running=True,
+    )
+    shared = RawNode(
+        state="free",
+        jobs=["7[3].s/0", "7[4].s/1"],
+        resources_available={"host": "n1", "ncpus": 8, "mem": "2gb"},
+    )
+    use = read_hosts(by_host({"n1": shared}), {"n1": shared}, jobs.running)
+    assert use["n1"].neighbours == (Neighbour("ann", "workq"),)

@@ -4,9 +4,10 @@ The amounts are the sums of ``resources_available`` and ``resources_assigned`` o
 host, because PBS can divide a chunk among vnodes of one host, those without CPUs included. PBS
 starts jobs on free vnodes only: of a vnode that is ``job-busy`` (jobs have all its CPUs) or
 ``job-exclusive``, no GPU and no memory is idle. A resource of a vnode can be that of another one
-(``ngpus = @c1``). It then counts once, and PBS adds what a job has of it to the vnode of the job,
-not to ``c1`` (OpenPBS 23.06). Of a vnode's memory only whole megabytes count, as for
-leases of whole nodes. Pure; :mod:`scavenger.batch.slots` decides which slots are idle.
+(``ngpus = @c1``). It then counts once. What jobs have of it is shown at ``c1`` if qmgr has set it,
+and at the vnodes of the jobs if it comes from MoM's definition of vnodes (OpenPBS 23.06). Of a
+vnode's memory only whole megabytes count, as for leases of whole nodes. Pure;
+:mod:`scavenger.batch.slots` decides which slots are idle.
 """
 
 from __future__ import annotations

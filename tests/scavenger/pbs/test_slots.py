@@ -220,17 +220,26 @@ def test_gpus_of_a_vnode_without_cpus_are_gpus_of_its_host():
     assert use.used == {"gpu": 1, "cpus": 1, "memory_mb": 50}
 
 
-def test_a_resource_that_vnodes_have_in_common_counts_once():
-    """As OpenPBS 23.06 shows it: what jobs have of it is in the vnodes that use it."""
+@pytest.mark.parametrize(
+    ("at_owner", "at_sharers"),
+    [(3, ("@pbs0[3]", "@pbs0[3]")), (0, (1, 2))],
+    ids=["qmgr", "vnodedef"],
+)
+def test_a_resource_that_vnodes_have_in_common_counts_once(at_owner, at_sharers):
+    """As OpenPBS 23.06 shows it, by how the resource has been set."""
     common = {"mem": "8gb", "ncpus": 4, "ngpus": "@pbs0[3]"}
+    busy, free = (
+        {"mem": "51200kb", "ncpus": cpus, "ngpus": gpus}
+        for cpus, gpus in zip((4, 2), at_sharers, strict=True)
+    )
     nodes = {
-        "pbs0[3]": vnode({"mem": "0b", "ncpus": 0, "ngpus": 4}),
-        "pbs0[4]": vnode(common, {"mem": "51200kb", "ncpus": 4, "ngpus": 1}, "job-busy"),
-        "pbs0[5]": vnode(common, {"mem": "102400kb", "ncpus": 2, "ngpus": 2}),
+        "pbs0[3]": vnode({"mem": "0b", "ncpus": 0, "ngpus": 4}, {"ngpus": at_owner}),
+        "pbs0[4]": vnode(common, busy, "job-busy"),
+        "pbs0[5]": vnode(common, free),
     }
     [use] = use_of(nodes).values()
     assert use.total == {"gpu": 4, "cpus": 8, "memory_mb": 2 * 8192}
-    assert use.used == {"gpu": 3, "cpus": 6, "memory_mb": 8192 + 100}, "a free vnode reaches all"
+    assert use.used == {"gpu": 3, "cpus": 6, "memory_mb": 8192 + 50}, "a free vnode reaches all"
 
 
 @recorded

@@ -22,7 +22,7 @@ from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.hosts import EXCLUSIVE_SHARING, read_hosts, slot_chunk
 from scavenger.pbs.job import PLAIN_SHELL, SHARED_PLACE, PbsLeaseOptions, qsub, sum_of
-from scavenger.pbs.parse import number_of
+from scavenger.pbs.parse import RawNode, number_of
 from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
 from scavenger.pbs.state import HostVnodes, by_host
@@ -375,14 +375,22 @@ def _nodes(inputs: PbsCheckInputs) -> Iterator[Finding]:
         )
         if inputs.settings.slots:
             names = [name for name, vnodes in hosts.items() if vnodes in usable_hosts]
-            yield from _slots(inputs, {name: hosts[name] for name in names})
+            yield from _slots(inputs, {name: hosts[name] for name in names}, nodes)
         else:
             yield from _limits(inputs, usable_hosts)
 
 
-def _slots(inputs: PbsCheckInputs, hosts: Mapping[str, HostVnodes]) -> Iterator[Finding]:
-    """Check that hosts can have the site's kinds of slots. ``hosts``: those that leases may use."""
-    use = read_hosts(hosts)
+def _slots(
+    inputs: PbsCheckInputs, hosts: Mapping[str, HostVnodes], nodes: Mapping[str, RawNode]
+) -> Iterator[Finding]:
+    """Check that hosts can have the site's kinds of slots.
+
+    Args:
+        inputs: the inputs of the check.
+        hosts: those that leases may use.
+        nodes: all vnodes.
+    """
+    use = read_hosts(hosts, nodes)
     totals = {name: host.total for name, host in use.items()}
     for kind in inputs.settings.slots:
         yield kind_finding(

@@ -1,21 +1,25 @@
 """Reads the resources of PBS hosts and how much of them jobs use. Needed where leases are slots.
 
 The amounts are the sums of ``resources_available`` and ``resources_assigned`` over the vnodes of a
-host, because PBS can divide a chunk among vnodes of one host. Of a vnode's memory only whole
-megabytes count, as for leases of whole nodes. Pure; :mod:`scavenger.batch.slots` decides which
-slots are idle.
+host, because PBS can divide a chunk among vnodes of one host, those without CPUs included. PBS
+starts jobs on free vnodes only: of a vnode that is ``job-busy`` (jobs have all its CPUs) or
+``job-exclusive``, no GPU and no memory is idle. A resource of a vnode can be that of another one
+(``ngpus = @c1``). It then counts once. What jobs have of it is shown at ``c1`` if qmgr has set it,
+and at the vnodes of the jobs if it comes from MoM's definition of vnodes (OpenPBS 23.06). Of a
+vnode's memory only whole megabytes count, as for leases of whole nodes. Pure;
+:mod:`scavenger.batch.slots` decides which slots are idle.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scavenger.batch.slots import CPUS, MEMORY_MB, Amounts, HostResources, Neighbour
 from scavenger.pbs.job import sum_of
-from scavenger.pbs.parse import PbsJob, number_of, text_of, words_of
-from scavenger.pbs.state import HostVnodes
+from scavenger.pbs.parse import PbsJob, RawNode, number_of, text_of, words_of
+from scavenger.pbs.state import HostVnodes, host_name
 
 NAMES = {"gpu": "ngpus", CPUS: "ncpus", MEMORY_MB: "mem"}
 """Resource of a slot → PBS's name."""
@@ -26,12 +30,15 @@ _ARRAY, _SUBJOB = re.compile(r"(\d+)\[\]"), re.compile(r"(\d+)\[\d+\]")
 
 
 def read_hosts(
-    hosts: Mapping[str, HostVnodes], jobs: Iterable[PbsJob] = ()
+    hosts: Mapping[str, HostVnodes],
+    nodes: Mapping[str, RawNode],
+    jobs: Iterable[PbsJob] = (),
 ) -> dict[str, HostResources]:
     """Return host → its resources.
 
     Args:
-        hosts: host → its vnodes.
+        hosts: host → its vnodes with CPUs.
+        nodes: all vnodes. Those without CPUs can have GPUs and memory of their host.
         jobs: the running jobs that are no leases, and job arrays (PBS names subjobs only at their
             vnodes). Needed only if a kind restricts its neighbours
             (:attr:`scavenger.batch.slots.SlotKind.beside`).
@@ -50,32 +57,70 @@ def read_hosts(
         for array in sorted(arrays & array_of.keys()):
             job = array_of[array]
             neighbours.setdefault(host, []).append(Neighbour(job.user, job.queue))
-    return {
-        host: HostResources(
-            amounts_of([node.resources_available for _, node in vnodes]),
-            amounts_of([node.resources_assigned for _, node in vnodes], round_up=True),
-            tuple(neighbours.get(host, ())),
-            _closed(vnodes),
-        )
-        for host, vnodes in hosts.items()
-    }
+    without_cpus: dict[str, list[tuple[str, RawNode]]] = {}
+    for name, node in nodes.items():
+        if name not in host_of_vnode:
+            without_cpus.setdefault(host_name(name, node), []).append((name, node))
+    sharers: dict[tuple[str, str], list[RawNode]] = {}
+    for node in nodes.values():
+        for resource, pbs_name in NAMES.items():
+            if owner := _owner(node, pbs_name):
+                sharers.setdefault((resource, owner), []).append(node)
+    result = {}
+    for host, vnodes in hosts.items():
+        total, used = _amounts([*vnodes, *without_cpus.get(host, ())], nodes, sharers)
+        result[host] = HostResources(total, used, tuple(neighbours.get(host, ())), _closed(vnodes))
+    return result
 
 
-def amounts_of(parts: Iterable[Mapping[str, Any]], round_up: bool = False) -> dict[str, int]:
-    """Return the sum of the resources of vnodes.
+def _owner(node: RawNode, pbs_name: str) -> str:
+    """Return the vnode whose resource this vnode uses; empty if it has its own."""
+    value = node.resources_available.get(pbs_name)
+    return value[1:] if isinstance(value, str) and value.startswith("@") else ""
+
+
+def _amounts(
+    vnodes: HostVnodes,
+    nodes: Mapping[str, RawNode],
+    sharers: Mapping[tuple[str, str], Sequence[RawNode]],
+) -> tuple[Amounts, Amounts]:
+    """Return (total, used) of one host. What no free vnode can give to a job counts as used.
 
     Args:
-        parts: the resources of each vnode, as PBS names them.
-        round_up: whether a part of a megabyte counts as one.
+        vnodes: all vnodes of the host.
+        nodes: all vnodes.
+        sharers: (resource of a slot, vnode) → the vnodes that use this resource of that vnode.
     """
-    parts = list(parts)
-    amounts = {}
-    for name, pbs_name in NAMES.items():
-        if name == MEMORY_MB:
-            amounts[name] = sum(_megabytes(part, round_up) for part in parts)
-        else:
-            amounts[name] = int(sum(number_of(part.get(pbs_name, 0)) for part in parts))
-    return amounts
+    total, used = dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0)
+    for resource, pbs_name in NAMES.items():
+        reachable: dict[str, bool] = {}
+        for name, node in vnodes:
+            owner = _owner(node, pbs_name) or name
+            reachable[owner] = reachable.get(owner, False) or text_of(node.state) == "free"
+        for owner, is_reachable in reachable.items():
+            if owner not in nodes:
+                continue
+            node = nodes[owner]
+            has = _amount(resource, node.resources_available)
+            total[resource] += has
+            used[resource] += (
+                sum(
+                    _amount(resource, each.resources_assigned, round_up=True)
+                    for each in (node, *sharers.get((resource, owner), ()))
+                )
+                if is_reachable
+                else has
+            )
+    return total, used
+
+
+def _amount(resource: str, part: Mapping[str, Any], round_up: bool = False) -> int:
+    """Return the amount of a slot's resource in ``resources_available`` or ``resources_assigned``.
+    ``round_up``: whether a part of a megabyte counts as one.
+    """
+    if resource == MEMORY_MB:
+        return _megabytes(part, round_up)
+    return int(number_of(part.get(NAMES[resource], 0)))
 
 
 def slot_chunk(amounts: Amounts) -> list[str]:
@@ -99,10 +144,9 @@ def _megabytes(part: Mapping[str, Any], round_up: bool) -> int:
 def _closed(vnodes: HostVnodes) -> str:
     """Return why no further job can start on the host; empty if one can."""
     for _, node in vnodes:
-        words = [word.strip() for word in text_of(node.state).lower().split(",")]
-        if "job-exclusive" in words:
-            return "a job has exclusive use of it"
         sharing = text_of(node.sharing)
         if sharing in EXCLUSIVE_SHARING:
             return f"PBS gives it to one job at a time (sharing = {sharing})"
+    if all("job-exclusive" in text_of(node.state).lower() for _, node in vnodes):
+        return "a job has exclusive use of it"
     return ""

@@ -38,6 +38,7 @@ from scavenger.pbs.parse import (
     DSV_MARK,
     PbsJob,
     PbsJobTable,
+    RawNode,
     number_in,
     planned_uses,
     read_ended,
@@ -144,7 +145,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             reading, site.queues_of(), self._idle_since, now, with_features=wants_features
         )
         if s.slots:
-            facts = self._slots(facts, hosts, jobs, own, now)
+            facts = self._slots(facts, hosts, nodes, jobs, own, now)
         gone = self._find_gone(own, ended, now)
         given_up = self.ledger.given_up
         if any(
@@ -175,6 +176,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         self,
         facts: Mapping[str, NodeFacts],
         hosts: Mapping[str, HostVnodes],
+        nodes: Mapping[str, RawNode],
         jobs: PbsJobTable,
         own: Mapping[str, PbsJob],
         now: float,
@@ -186,7 +188,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             if job.state not in ENDED_STATES and kind_of(job.host):
                 slot = LeasedSlot(lease, job.state not in PENDING_STATES)
                 leased.setdefault(host_of(job.host), {})[job.host] = slot
-        use = read_hosts(hosts, jobs.running)
+        use = read_hosts(hosts, nodes, jobs.running)
         planned = planned_uses(jobs.pending)
         slots: dict[str, NodeFacts] = {}
         for name, host in facts.items():

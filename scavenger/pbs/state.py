@@ -94,11 +94,15 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
         cpus = resources.get("ncpus")
         if cpus is not None and number_of(cpus) <= 0:
             continue
-        host = resources.get("host")
-        # PBS prints a name such as 1e3 as the number that it looks like.
-        host_name = "" if isinstance(host, float) else text_of(host)
-        hosts.setdefault(host_name or name.partition("[")[0], []).append((name, node))
+        hosts.setdefault(host_name(name, node), []).append((name, node))
     return hosts
+
+
+def host_name(vnode: str, node: RawNode) -> str:
+    """Return the name of a vnode's host. ``vnode``: name of the vnode."""
+    host = node.resources_available.get("host")
+    # PBS prints a name such as 1e3 as the number that it looks like.
+    return ("" if isinstance(host, float) else text_of(host)) or vnode.partition("[")[0]
 
 
 def in_slot(job: PbsJob, node: str) -> PbsJob:

@@ -1,20 +1,39 @@
-"""What a real OpenPBS 23.06 showed: on the imitation that follows it, and in its own answers."""
+"""What a real OpenPBS 23.06 showed: on the imitation that follows it, in its own answers, and on
+a running one.
 
+    MALLETRAIN_TEST_PBS=c1 MALLETRAIN_TEST_PBS_USERS=ann,bob python -m pytest -n 0 FILE
+
+needs an OpenPBS as docs/pbs.md sets it up, an idle host c1 with four free ``ngpus`` or more, which
+jobs may share, and the right to run ``qsub`` as these two users through sudo.
+"""
+
+import getpass
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from scavenger.batch.commands import CommandPolicy, Commands
+from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.settings import BatchSettings
+from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseState
 from scavenger.pbs.job import PbsLeaseOptions
 from scavenger.pbs.parse import read_ended, read_jobs, read_nodes, read_reservations
+from scavenger.pbs.scavenger import PbsScavenger
+from scavenger.pbs.source import asking_environment
 from scavenger.pbs.state import PbsSnapshot, by_host, node_facts
-from tests.scavenger.pbs.pbs_world import names, request, running, worlds
+from tests.scavenger.pbs.pbs_world import SHELL, TEMPLATE, names, request, running, states, worlds
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 LIVE = Path(__file__).parents[4] / "shared" / "pbs" / "live"
 STUBBORN = ("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+HOST = os.environ.get("MALLETRAIN_TEST_PBS", "")
+USERS = os.environ.get("MALLETRAIN_TEST_PBS_USERS", "").split(",")
 recorded = pytest.mark.skipif(not LIVE.is_dir(), reason="the recordings are not here")
 
 
@@ -166,3 +185,124 @@ def test_recorded_nodes_tell_who_has_to_leave(nodes, drained, reserved):
     facts = node_facts(PbsSnapshot(hosts, [], {}, reservations), lambda node: (), {}, now)
     assert {name for name, node in facts.items() if node.drained} == drained
     assert {name for name, node in facts.items() if node.reserved} == reserved
+
+
+class RealPbs:
+    """Main jobs of two users on one host of a running PBS."""
+
+    def __init__(self) -> None:
+        self.commands = Commands(CommandPolicy(60.0, 1, 0.0), asking_environment())
+        self.environment = self.commands.environment or {}
+        self.jobs: list[str] = []
+
+    def scavenger(self, **amounts: int) -> PbsScavenger:
+        """One whose kind of slot is one GPU of the host."""
+        kind = SlotKind("gpu", {"gpu": 1, "cpus": 1, "memory_mb": 50, **amounts}, nodes={HOST})
+        settings = BatchSettings(
+            tag="real",
+            template=TEMPLATE,
+            user=getpass.getuser(),
+            submit_rate=1000.0,
+            lease=PbsLeaseOptions(queue="preemptable", shell=SHELL),
+            idle_for_s=0.0,
+            hold_s=0.3,
+            slots=(kind,),
+        )
+        return PbsScavenger(settings, self.commands, memory=GapMemory())
+
+    def submit(self, user: str, gpus: int, cpus: int = 1) -> str:
+        """A main job of this user on some GPUs of the host."""
+        chunk = f"select=1:host={HOST}:ncpus={cpus}:ngpus={gpus}:mem=50mb"
+        argv = ["qsub", "-q", "workq", "-l", chunk, "-l", "walltime=00:10:00"]
+        argv = [*argv, "-R", "oe", "--", "/bin/sleep", "600"]
+        out = self.commands.ask(["sudo", "-n", "-E", "-u", user, "env", *self._path(), *argv])
+        self.jobs.append(out.strip())
+        return self.jobs[-1]
+
+    def _path(self) -> list[str]:
+        return [f"PATH={self.environment['PATH']}"]
+
+    def state(self, job: str) -> str:
+        shown = json.loads(self.commands.ask(["qstat", "-x", "-f", "-F", "json", job]))
+        return shown["Jobs"][job]["job_state"]
+
+    def runs(self, job: str) -> float:
+        """Wait until the job runs; the seconds of the wait."""
+        since = time.monotonic()
+        until(lambda: self.state(job) == "R", "the main job runs", 0.1)
+        return time.monotonic() - since
+
+    def delete(self, job: str) -> None:
+        self.jobs.remove(job)
+        self.commands.run(["qdel", "-W", "force", job])
+
+    def clear(self, one: PbsScavenger) -> None:
+        for job in list(self.jobs):
+            self.delete(job)
+
+        def none_left() -> bool:
+            leases = one.poll().leases
+            one.give_back([x for x in leases if x.state is not LeaseState.ENDED])
+            return not leases
+
+        until(none_left, "the leases are deleted", 0.5)
+
+
+def leased(one):
+    """Slot → state of its lease."""
+    return {lease.node: lease.state for lease in one.poll().leases}
+
+
+@pytest.fixture
+def real_pbs():
+    if not HOST or len(USERS) != 2:
+        pytest.skip("MALLETRAIN_TEST_PBS and MALLETRAIN_TEST_PBS_USERS name no running PBS")
+    return RealPbs()
+
+
+def test_on_a_running_pbs_a_job_takes_back_one_gpu_of_a_host_that_two_users_share(real_pbs):
+    one = real_pbs.scavenger()
+    try:
+        free = len(one.poll().gaps)
+        assert free >= 4, f"{HOST} must be idle: {one.poll().explanations}"
+        real_pbs.runs(real_pbs.submit(USERS[0], 1))
+        gaps = names(one.poll())
+        assert len(gaps) == free - 1
+        one.take([request(n, node=gap) for n, gap in enumerate(gaps)])
+        ids = [f"l{n}" for n in range(len(gaps))]
+        until(
+            lambda: [states(one).get(i) for i in ids] == [LeaseState.RUNNING] * len(ids),
+            "every other GPU is leased",
+            0.5,
+        )
+        second = real_pbs.submit(USERS[1], 1)
+        print(f"Wait for one GPU: {real_pbs.runs(second):.1f} s")
+        until(lambda: len(leased(one)) == free - 2, "one lease has ended", 0.5)
+        third = real_pbs.submit(USERS[0], 2)
+        print(f"Wait for two GPUs: {real_pbs.runs(third):.1f} s")
+        until(lambda: len(leased(one)) == free - 4, "two more have ended", 0.5)
+        real_pbs.delete(second)
+        until(lambda: len(one.poll().gaps) == 1, "its GPU is idle again", 0.5)
+    finally:
+        real_pbs.clear(one)
+
+
+def test_on_a_running_pbs_a_slot_is_idle_only_if_pbs_starts_a_lease_there(real_pbs):
+    """A job that has all CPUs of a vnode leaves GPUs that no further job can have."""
+    one = real_pbs.scavenger()
+    try:
+        nodes = read_nodes(real_pbs.commands.ask(["pbsnodes", "-av", "-F", "json"]))
+        cpus = {int(node.resources_available["ncpus"]) for _, node in by_host(nodes)[HOST]}
+        free = len(one.poll().gaps)
+        real_pbs.runs(real_pbs.submit(USERS[0], 1, cpus=max(cpus)))
+        gaps = names(one.poll())
+        assert len(gaps) < free
+        one.take([request(n, node=gap) for n, gap in enumerate(gaps)])
+        ids = [f"l{n}" for n in range(len(gaps))]
+        until(
+            lambda: [states(one).get(i) for i in ids] == [LeaseState.RUNNING] * len(ids),
+            "a lease runs on each slot that was idle",
+            0.5,
+        )
+    finally:
+        real_pbs.clear(one)

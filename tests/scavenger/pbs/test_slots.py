@@ -10,7 +10,7 @@ import pytest
 
 from scavenger.batch.slots import HostResources, Neighbour, SlotKind
 from scavenger.interface import LeaseState
-from scavenger.pbs.hosts import amounts_of, read_hosts, slot_chunk
+from scavenger.pbs.hosts import read_hosts, slot_chunk
 from scavenger.pbs.parse import RawNode, read_jobs, read_nodes
 from scavenger.pbs.state import by_host
 from tests.scavenger.pbs.pbs_world import TEMPLATE, names, request, running, states, why, worlds
@@ -154,29 +154,99 @@ def test_the_check_says_which_hosts_can_have_a_kind(world):
     assert any("PBS lets no two jobs share 2 of 2 hosts" in text for text in texts), texts
 
 
+def use_of(nodes):
+    """The resources of the hosts of these vnodes (name → RawNode)."""
+    return read_hosts(by_host(nodes), nodes)
+
+
+def vnode(available, assigned=None, state="free", host="h", **values):
+    """A vnode as pbsnodes shows it."""
+    return RawNode(
+        state=state,
+        resources_available={"host": host, **available},
+        resources_assigned=assigned or {},
+        **values,
+    )
+
+
 def test_amounts_are_sums_over_vnodes_in_whole_megabytes():
-    vnodes = [
-        RawNode(
-            resources_available={"ncpus": 4, "ngpus": "1", "mem": "2097852kb"},
-            resources_assigned={"ncpus": "3", "mem": "1500kb"},
+    nodes = {
+        "h[0]": vnode(
+            {"ncpus": 4, "ngpus": "1", "mem": "2097852kb"}, {"ncpus": "3", "mem": "1500kb"}
         ),
-        RawNode(resources_available={"ncpus": 4, "mem": "1gb"}, resources_assigned={"ngpus": 0}),
-    ]
-    assert read_hosts({"h": [("h[0]", vnodes[0]), ("h[1]", vnodes[1])]}) == {
+        "h[1]": vnode({"ncpus": 4, "mem": "1gb"}, {"ngpus": 0}),
+    }
+    assert use_of(nodes) == {
         "h": HostResources(
             {"gpu": 1, "cpus": 8, "memory_mb": 2048 + 1024},
             {"gpu": 0, "cpus": 3, "memory_mb": 2},
         )
     }
-    assert amounts_of([]) == {"gpu": 0, "cpus": 0, "memory_mb": 0}
     assert slot_chunk({"cpus": 4, "memory_mb": 100}) == ["ncpus=4", "mem=100mb"]
+
+
+@pytest.mark.parametrize(
+    ("state", "assigned"),
+    [
+        ("job-busy", {"ncpus": 4, "ngpus": 1, "mem": "51200kb"}),
+        ("job-exclusive", {"ncpus": 1, "ngpus": 1, "mem": "51200kb"}),
+    ],
+)
+def test_a_vnode_that_is_not_free_gives_nothing_to_further_jobs(state, assigned):
+    """As OpenPBS 23.06 shows it: of three jobs of one GPU two start beside it, and one waits with
+    "Insufficient amount of resource: host".
+    """
+    nodes = {
+        "pbs0[0]": vnode({"mem": "8gb", "ncpus": 4, "ngpus": 2}, assigned, state),
+        "pbs0[1]": vnode({"mem": "8389300kb", "ncpus": 4, "ngpus": 2}),
+    }
+    [use] = use_of(nodes).values()
+    assert use.total == {"gpu": 4, "cpus": 8, "memory_mb": 2 * 8192}
+    assert use.used == {"gpu": 2, "cpus": 4, "memory_mb": 8192}
+    assert use.closed == ""
+
+
+def test_gpus_of_a_vnode_without_cpus_are_gpus_of_its_host():
+    """``qmgr -c "set node c1 resources_available.ngpus = 4"`` sets them on the natural vnode where
+    a host has vnodes for its sockets. A job then has ``(pbs0[6]:ngpus=1+pbs0[7]:ncpus=1:…)``
+    (OpenPBS 23.06).
+    """
+    nodes = {
+        "pbs0[6]": vnode({"mem": "0b", "ncpus": 0, "ngpus": 4}, {"ngpus": 1}),
+        "pbs0[7]": vnode({"mem": "8gb", "ncpus": 8}, {"mem": "51200kb", "ncpus": 1}),
+    }
+    [use] = use_of(nodes).values()
+    assert use.total == {"gpu": 4, "cpus": 8, "memory_mb": 8192}
+    assert use.used == {"gpu": 1, "cpus": 1, "memory_mb": 50}
+
+
+@pytest.mark.parametrize(
+    ("at_owner", "at_sharers"),
+    [(3, ("@pbs0[3]", "@pbs0[3]")), (0, (1, 2))],
+    ids=["qmgr", "vnodedef"],
+)
+def test_a_resource_that_vnodes_have_in_common_counts_once(at_owner, at_sharers):
+    """As OpenPBS 23.06 shows it, by how the resource has been set."""
+    common = {"mem": "8gb", "ncpus": 4, "ngpus": "@pbs0[3]"}
+    busy, free = (
+        {"mem": "51200kb", "ncpus": cpus, "ngpus": gpus}
+        for cpus, gpus in zip((4, 2), at_sharers, strict=True)
+    )
+    nodes = {
+        "pbs0[3]": vnode({"mem": "0b", "ncpus": 0, "ngpus": 4}, {"ngpus": at_owner}),
+        "pbs0[4]": vnode(common, busy, "job-busy"),
+        "pbs0[5]": vnode(common, free),
+    }
+    [use] = use_of(nodes).values()
+    assert use.total == {"gpu": 4, "cpus": 8, "memory_mb": 2 * 8192}
+    assert use.used == {"gpu": 3, "cpus": 6, "memory_mb": 8192 + 50}, "a free vnode reaches all"
 
 
 @recorded
 def test_a_real_pbs_says_what_jobs_have_of_each_host():
-    hosts = by_host(read_nodes((LIVE / "pbsnodes_leases.json").read_text()))
+    nodes = read_nodes((LIVE / "pbsnodes_leases.json").read_text())
     jobs = read_jobs((LIVE / "qstat_f_leases.json").read_text(), "other-", with_running=True)
-    use = read_hosts(hosts, jobs.running)
+    use = read_hosts(by_host(nodes), nodes, jobs.running)
     assert use["n1"].total == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
     assert use["n1"].used == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
     assert use["n1"].closed == "a job has exclusive use of it"
@@ -227,10 +297,10 @@ def test_the_subjobs_of_an_array_are_neighbours_although_pbs_lists_only_the_arra
         "malletrain-",
         with_running=True,
     )
-    vnode = RawNode(
+    shared = RawNode(
         state="free",
         jobs=["7[3].s/0", "7[4].s/1"],
         resources_available={"host": "n1", "ncpus": 8, "mem": "2gb"},
     )
-    use = read_hosts(by_host({"n1": vnode}), jobs.running)
+    use = read_hosts(by_host({"n1": shared}), {"n1": shared}, jobs.running)
     assert use["n1"].neighbours == (Neighbour("ann", "workq"),)

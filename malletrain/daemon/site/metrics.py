@@ -22,7 +22,7 @@ _RESCALE_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 40, 60, 120)
 _PLAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 2, 5)
 _LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 BACKOFF_CAUSES = ("busy", "refused", "nothing")
-RESCALE_KINDS = ("start", "up", "down", "loss")
+COUNTED_RESCALES = ("start", "up", "down", "loss", "same")
 LEASE_ENDS = ("released", "reclaimed", "sick", "preempted", "ended", "not-started", "not-yet")
 SENDERS = ("agent", "client", "unknown")
 NODE_USES = ("training", "free", "leaving")
@@ -201,7 +201,7 @@ class Metrics:
             self._ended.labels(state)
         self.goals({}, {}, {})
         # Counters start at 0, so that rate() shows the first event.
-        for kind in RESCALE_KINDS:
+        for kind in COUNTED_RESCALES:
             self._rescales.labels(kind)
             self._rescale_seconds.labels(kind)
         for reason in LEASE_ENDS:

@@ -37,6 +37,10 @@ CORE_NUMBERS = (
 """The number of cores, or 1. MPI libraries take SLURM_TASKS_PER_NODE for the number of processes
 that they may start on the node.
 """
+LOCAL_MPI = {"HYDRA_LAUNCHER": "fork", "I_MPI_HYDRA_BOOTSTRAP": "fork"}
+"""Has MPICH, and Intel MPI, start processes without srun, which they call by its full path when
+there is a SLURM_NODELIST. Open MPI calls none for its own node.
+"""
 ARRAY_VARIABLES = (
     "SLURM_ARRAY_TASK_ID",
     "SLURM_ARRAY_TASK_COUNT",
@@ -53,6 +57,7 @@ ARRAY_VARIABLES = (
     *ZEROS,
     *NODE_NAMES,
     *CORE_NUMBERS,
+    *LOCAL_MPI,
     "PBS_ARRAY_INDEX",
     "PBS_JOBID",
     "PBS_JOBNAME",
@@ -107,6 +112,7 @@ def array_variables(
         **dict.fromkeys(ZEROS, "0"),
         **dict.fromkeys(NODE_NAMES, node),
         **dict.fromkeys(CORE_NUMBERS, str(max(1, farm.cpus))),
+        **LOCAL_MPI,
         "PBS_ARRAY_INDEX": index,
         "PBS_JOBID": f"{job_id(job, 0)}[{index}].malletrain",
         "PBS_JOBNAME": name,

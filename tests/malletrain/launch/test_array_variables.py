@@ -49,6 +49,8 @@ def test_the_variables_of_a_task():
         "SLURM_CPUS_ON_NODE": "4",
         "SLURM_JOB_CPUS_PER_NODE": "4",
         "SLURM_TASKS_PER_NODE": "4",
+        "HYDRA_LAUNCHER": "fork",
+        "I_MPI_HYDRA_BOOTSTRAP": "fork",
         "PBS_ARRAY_INDEX": "30",
         "PBS_JOBID": f"{array}[30].malletrain",
         "PBS_JOBNAME": "parts",

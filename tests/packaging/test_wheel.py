@@ -44,7 +44,9 @@ def test_the_source_package_has_every_file_of_the_tree(sdist):
 
 
 def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
-    inside = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    inside = set(archive.namelist())
+    assert archive.getinfo("malletrain/launch/slurm_commands/srun").external_attr >> 16 & 0o111
     assert {f"malletrain/shipped/{name}" for name in names()} <= inside
     assert "malletrain/shipped/site-configs/malletrain.service" in inside
     assert "malletrain/store/migrations/versions/v0001_first.py" in inside

@@ -284,10 +284,13 @@ def test_a_start_removes_what_interrupted_copies_have_left(tmp_path, url):
     ended = subprocess.Popen(["true"])
     ended.wait()
     name = f".malletrain.db.schema-0001-20261128-101500-000000.{ended.pid}.part"
-    left = [tmp_path / name, tmp_path / f"{name}-wal"]
-    kept = [tmp_path / name.replace(str(ended.pid), str(os.getppid())), tmp_path / ".notes.1.part"]
-    for path in (*left, *kept):
+    stale_parts = [tmp_path / name, tmp_path / f"{name}-wal"]
+    other_parts = [
+        tmp_path / name.replace(str(ended.pid), str(os.getppid())),
+        tmp_path / ".notes.1.part",
+    ]
+    for path in (*stale_parts, *other_parts):
         path.touch()
     Store.open(url).close()
-    assert not any(path.exists() for path in left)
-    assert all(path.exists() for path in kept)
+    assert not any(path.exists() for path in stale_parts)
+    assert all(path.exists() for path in other_parts)

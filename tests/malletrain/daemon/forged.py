@@ -5,6 +5,8 @@ test wants.
 from __future__ import annotations
 
 import asyncio
+import functools
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from sqlalchemy import make_url
 
 from malletrain import __version__
 from malletrain.client import Connection
@@ -106,6 +109,24 @@ class Imagined:
         ]
 
 
+@functools.cache
+def empty_database() -> bytes:
+    """An SQLite file with all tables and no rows, as each daemon here would make it by a tenth of a
+    second of migrations.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        Store.open(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
+def provide_tables(url: str) -> None:
+    """Create the database, unless it exists."""
+    path = Path(make_url(url).database or "")
+    if not path.exists():
+        path.write_bytes(empty_database())
+
+
 class RunningDaemon:
     """A daemon in a thread of this process. ``folder`` outlives it, so that another can take
     over.
@@ -152,11 +173,10 @@ class RunningDaemon:
 
         try:
             (self.config.state_dir / "daemon.json").unlink(missing_ok=True)
-            with (
-                lock_state_dir(self.config.state_dir),
-                Store.open(self.config.database_url) as store,
-            ):
-                asyncio.run(serve(store))
+            with lock_state_dir(self.config.state_dir):
+                provide_tables(self.config.database_url)
+                with Store.open(self.config.database_url) as store:
+                    asyncio.run(serve(store))
         except asyncio.CancelledError:
             pass
         except BaseException as error:

@@ -237,8 +237,10 @@ class RealPbs:
         self.commands.ask([*self._as(self.user_of.pop(job)), "qdel", job])
 
     def clear(self, one: PbsScavenger) -> None:
-        for job in list(self.user_of):
+        jobs = list(self.user_of)
+        for job in jobs:
             self.delete(job)
+        until(lambda: all(self.state(job) == "F" for job in jobs), "the main jobs end", 0.5)
 
         def none_left() -> bool:
             leases = one.poll().leases

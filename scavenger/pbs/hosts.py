@@ -19,7 +19,7 @@ from typing import Any
 from scavenger.batch.slots import CPUS, MEMORY_MB, Amounts, HostResources, Neighbour
 from scavenger.pbs.job import sum_of
 from scavenger.pbs.parse import PbsJob, RawNode, number_of, text_of, words_of
-from scavenger.pbs.state import HostVnodes, host_name
+from scavenger.pbs.state import HostVnodes, without_cpus
 
 NAMES = {"gpu": "ngpus", CPUS: "ncpus", MEMORY_MB: "mem"}
 """Resource of a slot → PBS's name."""
@@ -57,10 +57,7 @@ def read_hosts(
         for array in sorted(arrays & array_of.keys()):
             job = array_of[array]
             neighbours.setdefault(host, []).append(Neighbour(job.user, job.queue))
-    without_cpus: dict[str, list[tuple[str, RawNode]]] = {}
-    for name, node in nodes.items():
-        if name not in host_of_vnode:
-            without_cpus.setdefault(host_name(name, node), []).append((name, node))
+    bare = without_cpus(nodes)
     sharers: dict[tuple[str, str], list[RawNode]] = {}
     for node in nodes.values():
         for resource, pbs_name in NAMES.items():
@@ -68,7 +65,7 @@ def read_hosts(
                 sharers.setdefault((resource, owner), []).append(node)
     result = {}
     for host, vnodes in hosts.items():
-        total, used = _amounts([*vnodes, *without_cpus.get(host, ())], nodes, sharers)
+        total, used = _amounts([*vnodes, *bare.get(host, ())], nodes, sharers)
         result[host] = HostResources(total, used, tuple(neighbours.get(host, ())), _closed(vnodes))
     return result
 

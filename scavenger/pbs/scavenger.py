@@ -43,6 +43,7 @@ from scavenger.pbs.parse import (
     planned_uses,
     read_ended,
     read_unknown,
+    text_of,
 )
 from scavenger.pbs.site import KILL_DELAY_S, PbsSite, ask_site
 from scavenger.pbs.source import (
@@ -66,6 +67,7 @@ from scavenger.pbs.state import (
     ledger_entry,
     node_facts,
     terminated_by,
+    without_cpus,
 )
 
 MAX_LEFT_IDLE_S = 30.0
@@ -113,8 +115,11 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         self._settled = source is not None or api == "commands"
         self.reservations = Reservations(commands)
         self._hosts: Mapping[str, HostVnodes] = {}
+        self._without_cpus: Mapping[str, HostVnodes] = {}
         self._own: Mapping[str, PbsJob] = {}
-        """From the last poll: the vnodes of each host, and lease id → its job."""
+        """From the last poll: the vnodes of each host with and without CPUs, and lease id → its
+        job.
+        """
         self._preemption_hold = PreemptionHold()
         self._moved = MovedLeases(self.title, "queue", "scheduler.pbs")
 
@@ -154,7 +159,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             if i not in given_up and job.state not in ENDED_STATES
         ):
             self._preemption_hold.note(now)
-        self._hosts, self._own = hosts, own
+        self._hosts, self._without_cpus, self._own = hosts, without_cpus(nodes), own
         grace_s = self.grace_s(site)
         lease_jobs = {
             lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
@@ -327,7 +332,11 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         rerunnable = site.requeues if lease.rerunnable == "auto" else lease.rerunnable == "yes"
         env = {**spec.env, "MALLETRAIN_OUTPUT": str(spec.output or "/dev/null")}
         if spec.slot is None:
-            select, place = select_of(lease, spec.node, self._hosts[spec.node]), ""
+            free = [
+                v for v in self._without_cpus.get(spec.node, ()) if text_of(v[1].state) == "free"
+            ]
+            select = select_of(lease, spec.node, [*self._hosts[spec.node], *free])
+            place = ""
         else:
             amounts = spec.slot.amounts
             select, place = chunk_of(lease, spec.host, slot_chunk(amounts)), SHARED_PLACE

@@ -98,6 +98,16 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
     return hosts
 
 
+def without_cpus(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]]:
+    """Return host → its vnodes without CPUs, which can have GPUs or memory of the host."""
+    hosts: dict[str, list[tuple[str, RawNode]]] = {}
+    for name, node in nodes.items():
+        cpus = node.resources_available.get("ncpus")
+        if cpus is not None and number_of(cpus) <= 0:
+            hosts.setdefault(host_name(name, node), []).append((name, node))
+    return hosts
+
+
 def host_name(vnode: str, node: RawNode) -> str:
     """Return the name of a vnode's host. ``vnode``: name of the vnode."""
     host = node.resources_available.get("host")

@@ -107,9 +107,9 @@ def test_leases_run_what_they_are_told_and_nothing_else(world, tmp_path):
 
 def test_the_words_of_a_lease(world):
     vnodes = {
-        "h1": {"ncpus": 0, "mem": "0b"},
+        "h1": {"ncpus": 0, "mem": "0b", "ngpus": 1},
         "h1[0]": {"ncpus": 4, "mem": "2gb", "ngpus": 1},
-        "h1[1]": {"ncpus": 4, "ngpus": 1},
+        "h1[1]": {"ncpus": 4, "ngpus": "@h1"},
     }
     made = world(hosts={"h1": vnodes})
     one = made.scavenger(

@@ -4,7 +4,8 @@ a running one.
     MALLETRAIN_TEST_PBS=c1 MALLETRAIN_TEST_PBS_USERS=ann,bob python -m pytest -n 0 FILE
 
 needs an OpenPBS as docs/pbs.md sets it up, an idle host c1 with four free ``ngpus`` or more, which
-jobs may share, and the right to run ``qsub`` as these two users through sudo.
+jobs may share, and the right to run ``qsub`` and ``qdel`` as these two users through sudo. Run it
+as a user other than root: MoM does not see root's processes.
 """
 
 import getpass
@@ -193,7 +194,7 @@ class RealPbs:
     def __init__(self) -> None:
         self.commands = Commands(CommandPolicy(60.0, 1, 0.0), asking_environment())
         self.environment = self.commands.environment or {}
-        self.jobs: list[str] = []
+        self.user_of: dict[str, str] = {}
 
     def scavenger(self, **amounts: int) -> PbsScavenger:
         """One whose kind of slot is one GPU of the host."""
@@ -215,12 +216,12 @@ class RealPbs:
         chunk = f"select=1:host={HOST}:ncpus={cpus}:ngpus={gpus}:mem=50mb"
         argv = ["qsub", "-q", "workq", "-l", chunk, "-l", "walltime=00:10:00"]
         argv = [*argv, "-R", "oe", "--", "/bin/sleep", "600"]
-        out = self.commands.ask(["sudo", "-n", "-E", "-u", user, "env", *self._path(), *argv])
-        self.jobs.append(out.strip())
-        return self.jobs[-1]
+        job = self.commands.ask([*self._as(user), *argv]).strip()
+        self.user_of[job] = user
+        return job
 
-    def _path(self) -> list[str]:
-        return [f"PATH={self.environment['PATH']}"]
+    def _as(self, user: str) -> list[str]:
+        return ["sudo", "-n", "-E", "-u", user, "env", f"PATH={self.environment['PATH']}"]
 
     def state(self, job: str) -> str:
         shown = json.loads(self.commands.ask(["qstat", "-x", "-f", "-F", "json", job]))
@@ -233,12 +234,13 @@ class RealPbs:
         return time.monotonic() - since
 
     def delete(self, job: str) -> None:
-        self.jobs.remove(job)
-        self.commands.run(["qdel", "-W", "force", job])
+        self.commands.ask([*self._as(self.user_of.pop(job)), "qdel", job])
 
     def clear(self, one: PbsScavenger) -> None:
-        for job in list(self.jobs):
+        jobs = list(self.user_of)
+        for job in jobs:
             self.delete(job)
+        until(lambda: all(self.state(job) == "F" for job in jobs), "the main jobs end", 0.5)
 
         def none_left() -> bool:
             leases = one.poll().leases

@@ -3,7 +3,7 @@
 Decides the values. A task looks like a job of one process on one node. Its job id differs from that
 of each other task, because scripts name temporary directories by it, and no scheduler has a job of
 that id, because scripts pass it to ``scancel``. The variables of the lease's own job are not passed
-on (:mod:`malletrain.agent.launch`).
+on with Slurm (:mod:`malletrain.agent.launch`).
 
 Slurm's variables are those of https://slurm.schedmd.com/sbatch.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 and PBS's those of qsub(1B). ``slurm_commands/srun`` runs a program once: a step of the lease's job
@@ -30,12 +30,13 @@ ONES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 ZEROS = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 NODE_NAMES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURMD_NODENAME")
 CORE_NUMBERS = (
+    "SLURM_CPUS_PER_TASK",
     "SLURM_CPUS_ON_NODE",
     "SLURM_JOB_CPUS_PER_NODE",
     "SLURM_TASKS_PER_NODE",
 )
-"""The number of cores, or 1. MPI libraries take SLURM_TASKS_PER_NODE for the number of processes
-that they may start on the node.
+"""The number of the task's cores. MPI libraries take SLURM_TASKS_PER_NODE for the number of
+processes that they may start on the node.
 """
 LOCAL_MPI = {"HYDRA_LAUNCHER": "fork", "I_MPI_HYDRA_BOOTSTRAP": "fork"}
 """Has MPICH, and Intel MPI, start processes without srun, which they call by its full path when
@@ -52,7 +53,6 @@ ARRAY_VARIABLES = (
     "SLURM_JOBID",
     "SLURM_JOB_NAME",
     "SLURM_SUBMIT_DIR",
-    "SLURM_CPUS_PER_TASK",
     *ONES,
     *ZEROS,
     *NODE_NAMES,
@@ -79,7 +79,7 @@ def job_id(job: str, task: int) -> int:
 
 
 def array_variables(
-    job: str, name: str, farm: FarmSpec, item: TaskItem, workdir: str, node: str
+    job: str, name: str, farm: FarmSpec, item: TaskItem, workdir: str, node: str, cores: int
 ) -> dict[str, str]:
     """Return the variables of a task. The index is the value of the column ``index`` if there is
     one, else the task's number.
@@ -91,13 +91,14 @@ def array_variables(
         item: the task.
         workdir: the farm's working directory.
         node: name of the host.
+        cores: number of the task's cores.
     """
     index = str(item.number)
     if INDEX in farm.columns:
         index = item.values[farm.columns.index(INDEX)]
     low, high, step = farm.array_range or (0, farm.total - 1, 1)
     own = str(job_id(job, item.number))
-    variables = {
+    return {
         "SLURM_ARRAY_TASK_ID": index,
         "SLURM_ARRAY_TASK_COUNT": str(farm.total),
         "SLURM_ARRAY_TASK_MIN": str(low),
@@ -111,16 +112,13 @@ def array_variables(
         **dict.fromkeys(ONES, "1"),
         **dict.fromkeys(ZEROS, "0"),
         **dict.fromkeys(NODE_NAMES, node),
-        **dict.fromkeys(CORE_NUMBERS, str(max(1, farm.cpus))),
+        **dict.fromkeys(CORE_NUMBERS, str(cores)),
         **LOCAL_MPI,
         "PBS_ARRAY_INDEX": index,
         "PBS_JOBID": f"{job_id(job, 0)}[{index}].malletrain",
         "PBS_JOBNAME": name,
         "PBS_O_WORKDIR": workdir,
     }
-    if farm.cpus:
-        variables["SLURM_CPUS_PER_TASK"] = str(farm.cpus)
-    return variables
 
 
 def with_commands(environment: Mapping[str, str]) -> dict[str, str]:

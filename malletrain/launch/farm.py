@@ -392,6 +392,7 @@ class FarmLauncher:
                 self._setting,
                 self._variables,
                 devices,
+                self._farm.cpus or max(1, allowed_processors() // self._slots),
             )
         except TaskRefused as refusal:
             self._free_devices.extend(devices)

@@ -17,7 +17,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from malletrain.launch.array_variables import ARRAY_VARIABLES, array_variables, with_commands
+from malletrain.launch.array_variables import (
+    ARRAY_VARIABLES,
+    LOCAL_MPI,
+    array_variables,
+    with_commands,
+)
 from malletrain.launch.cores import THREADS_VARIABLE
 from malletrain.launch.loop import Child, LaunchLoop
 from malletrain.protocol import env
@@ -73,6 +78,7 @@ class TaskProcess:
         setting: how tasks are started here.
         variables: environment variables of the node.
         devices: the GPUs of this task.
+        cores: number of its cores.
 
     Raises:
         TaskRefused: it cannot be started.
@@ -89,6 +95,7 @@ class TaskProcess:
         setting: TaskSetting,
         variables: Mapping[str, str],
         devices: Sequence[str],
+        cores: int,
     ) -> None:
         self.item = item
         self.devices = tuple(devices)
@@ -125,7 +132,9 @@ class TaskProcess:
         if checkpoint:
             own[env.CHECKPOINT_DIR] = checkpoint
         if farm.array_env:
-            own |= array_variables(job, name, farm, item, workdir, socket.gethostname())
+            node = socket.gethostname()
+            of_array = array_variables(job, name, farm, item, workdir, node, cores)
+            own |= {k: v for k, v in of_array.items() if k not in LOCAL_MPI or k not in variables}
         if not setting.prefix:  # a container has no such directory, and no srun
             variables = with_commands(variables)
         if farm.gpus:

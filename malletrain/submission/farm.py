@@ -137,6 +137,11 @@ def build_farm(
             "Note: the command has no {name} of a column, so all tasks run the same one; "
             "$MALLETRAIN_TASK is the number of the task."
         )
+    if tasks.checkpoint and total > 1 and not _differs(tasks.checkpoint, columns):
+        notes.append(
+            f"Note: all tasks have the same directory for checkpoints, {tasks.checkpoint}; with "
+            "{index} in its name each has its own."
+        )
     farm = FarmSpec(
         command=words,
         columns=tuple(columns),
@@ -184,7 +189,7 @@ def build_farm(
 
 
 def check_files(farm: FarmSpec, groups: Iterable[tuple[int, Sequence[Sequence[str]]]]) -> None:
-    """Check that each task has a log, a result file and a directory for checkpoints of its own.
+    """Check that each task has a log and a result file of its own.
 
     Args:
         farm: the farm.
@@ -195,27 +200,24 @@ def check_files(farm: FarmSpec, groups: Iterable[tuple[int, Sequence[Sequence[st
     """
     patterns = {
         option: pattern
-        for option, pattern in (
-            ("--log", farm.log),
-            ("--output", farm.output),
-            ("--checkpoint", farm.checkpoint),
-        )
+        for option, pattern in (("--log", farm.log), ("--output", farm.output))
         if pattern and not _has_number(pattern, farm.columns)
     }
     if not patterns:
         return
-    first_of: dict[str, dict[int, int]] = {option: {} for option in patterns}
-    """Option → hash of a path → the first task with it. A path has some 50 bytes, a hash 8."""
+    before: dict[str, set[int]] = {option: set() for option in patterns}
+    """Option → hashes of the paths of earlier tasks."""
     for first, rows in groups:
         for number, values in enumerate(rows, first):
             for option, pattern in patterns.items():
                 [path] = expand([pattern], farm.columns, values, number)
-                other = first_of[option].setdefault(hash(os.path.normpath(path)), number)
-                if other != number:
+                key = hash(os.path.normpath(path))
+                if key in before[option]:
                     raise SpecError(
-                        f"{option}: the tasks {other} and {number} (counted from 0) would both use "
-                        f"{path}; add {{index}} or another column to its name."
+                        f"{option}: task {number} (counted from 0) would use {path}, as an earlier "
+                        "task does; add {index} or another column to its name."
                     )
+                before[option].add(key)
 
 
 def _has_number(pattern: str, columns: Sequence[str]) -> bool:

@@ -58,6 +58,10 @@ FLAGS = frozenset(
     )
 )
 """sbatch's options without a value, or whose value follows an equals sign only."""
+_ENTRY = re.compile(r"""(?:[^,'"]|'[^']*'|"[^"]*"|['"])+""")
+"""An entry of a list in which a comma in quotes is no separator. sbatch has removed the quotes of
+the shell before: ``--export="A='x,y'"``.
+"""
 GPUS = frozenset(("gres", "gpus", "gpus-per-task", "gpus-per-node"))
 ALONE = frozenset((("nodes", "1"), ("ntasks", "1"), ("ntasks-per-node", "1")))
 """Options that say what holds for a task anyway."""
@@ -103,7 +107,9 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
             elif name == "time":
                 values["time_s"] = time_of(value)
             elif name in GPUS:
-                values["gpus"], others = gpus_of(name, value)
+                gpus, others = gpus_of(name, value)
+                if gpus is not None:
+                    values["gpus"] = gpus
                 if others:
                     ignored[f"--{name}={others}"] = None
             elif name == "job-name":
@@ -115,10 +121,11 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
             elif name == "chdir":
                 values["workdir"] = value
             elif name == "export":
-                words = [word for word in value.split(",") if word not in ("ALL", "NONE", "NIL")]
-                values["env"] = tuple(word.replace(_QUOTED_COMMA, ",") for word in words)
-                if len(words) < len(value.split(",")):
-                    ignored[f"--export={value.split(',')[0]}"] = None
+                entries = [re.sub("['\"]", "", entry) for entry in _ENTRY.findall(value)]
+                words = [word for word in entries if word not in ("ALL", "NONE", "NIL")]
+                values["env"] = tuple(words)
+                if len(words) < len(entries):
+                    ignored[f"--export={entries[0]}"] = None
             elif (name, value) not in ALONE:
                 ignored[f"--{name}={value}" if value else f"--{name}"] = None
         except ValueError:
@@ -140,9 +147,9 @@ _GPUS_OF_TYPE = re.compile(r"(?:[A-Za-z_][\w.-]*:)?([0-9]{1,6})")
 _GRES_GPUS = re.compile(r"(?:gres[:/])?gpu(?::[A-Za-z_][\w.-]*)?(?::([0-9]{1,6}))?")
 
 
-def gpus_of(name: str, value: str) -> tuple[int, str]:
+def gpus_of(name: str, value: str) -> tuple[int | None, str]:
     """Return the GPUs that a list of an option of :data:`GPUS` asks for, of all types together, and
-    its other entries.
+    its other entries. None: it has no entry for GPUs.
 
     Args:
         name: long name of the option.
@@ -150,8 +157,10 @@ def gpus_of(name: str, value: str) -> tuple[int, str]:
     """
     pattern = _GRES_GPUS if name == "gres" else _GPUS_OF_TYPE
     entries = [(entry, pattern.fullmatch(entry)) for entry in value.split(",")]
-    count = sum(int(match[1] or 1) for _, match in entries if match)
-    return count, ",".join(entry for entry, match in entries if match is None)
+    counts = [int(match[1] or 1) for _, match in entries if match]
+    return sum(counts) if counts else None, ",".join(
+        entry for entry, match in entries if match is None
+    )
 
 
 def time_of(text: str) -> float:
@@ -238,10 +247,6 @@ def log_of(text: str, user: str) -> tuple[str, list[str]]:
     return re.sub(r"%([0-9]*)(.?)", replacement, escaped), left_out
 
 
-_QUOTED_COMMA = "\x1f"
-"""Stands for a comma in quotes, which is no separator in the list of ``--export``."""
-
-
 def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
     """Yield line, long name and value of each option."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -256,11 +261,8 @@ def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
                 f"{where} has the line ends of Windows, with which no shell runs it, and sbatch "
                 f"refuses it too. Convert it: dos2unix {where}"
             )
-        quoted = re.sub(
-            r"'[^']*'|\"[^\"]*\"", lambda part: part[0].replace(",", _QUOTED_COMMA), match[1]
-        )
         try:
-            words = shlex.split(quoted, comments=True)
+            words = shlex.split(match[1], comments=True)
         except ValueError as error:
             raise SpecError(f"{where} line {number}: {error}: {stripped[:80]}") from None
         while words:
@@ -275,6 +277,4 @@ def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
             follows = not equals and name not in FLAGS and bool(words)
             if follows and not words[0].startswith("-"):
                 value = words.pop(0)
-            if name != "export":
-                value = value.replace(_QUOTED_COMMA, ",")
             yield number, name, value

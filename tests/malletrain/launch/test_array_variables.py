@@ -24,7 +24,7 @@ def farm_of(**fields):
 
 def test_the_variables_of_a_task():
     farm = farm_of(cpus=4, array_range=(10, 60, 10))
-    values = array_variables("j17", "parts", farm, TaskItem(2, 1, ("30",)), "/home/ann", "n7")
+    values = array_variables("j17", "parts", farm, TaskItem(2, 1, ("30",)), "/home/ann", "n7", 4)
     own, array = str(job_id("j17", 2)), str(job_id("j17", 0))
     assert values == {
         "SLURM_ARRAY_TASK_ID": "30",
@@ -61,10 +61,10 @@ def test_the_variables_of_a_task():
 
 def test_the_index_is_the_number_without_such_a_column():
     farm = farm_of(columns=("x",))
-    values = array_variables("j17", "parts", farm, TaskItem(5, 1, ("a",)), "/w", "n")
+    values = array_variables("j17", "parts", farm, TaskItem(5, 1, ("a",)), "/w", "n", 8)
     assert values["SLURM_ARRAY_TASK_ID"] == "5"
     assert (values["SLURM_ARRAY_TASK_MIN"], values["SLURM_ARRAY_TASK_MAX"]) == ("0", "5")
-    assert "SLURM_CPUS_PER_TASK" not in values
+    assert values["SLURM_CPUS_PER_TASK"] == "8", "of a task that has the whole node"
 
 
 def test_no_scheduler_has_a_job_of_that_id_and_no_two_tasks_have_one():
@@ -93,6 +93,7 @@ def srun(*words, **more):
         ["-n1", "-N1", "-c", "4", "--exclusive"],
         ["--ntasks=1", "--nodes=1-1", "--mpi=pmix", "-u"],
         ["--mem=0", "--export=ALL", "--"],
+        ["--gpus-per-task", "1", "--nodelist", "n1", "--input", "none", "--label"],
     ],
 )
 def test_srun_runs_the_program_once(options):
@@ -110,6 +111,8 @@ def test_srun_runs_the_program_once(options):
         (["--multi-prog", "conf"], "srun: This srun does not know --multi-prog."),
         (["-o", "out", "x"], "srun: This srun does not know -o."),
         (["-n", "1"], "srun: No program is named."),
+        (["--mem"], "srun: --mem has no value."),
+        (["--export=ALL,A=1", "x"], "srun: --export is ALL,A=1; set the variables before"),
     ],
 )
 def test_srun_refuses_what_it_would_not_do(options, sentence):

@@ -20,11 +20,10 @@ def farm_of(**patterns):
 @pytest.mark.parametrize(
     ("patterns", "sentence"),
     [
-        ({"output": "res/{seed}.txt"}, "--output: the tasks 0 and 2 .* both use res/1.txt"),
-        ({"output": "res/{model}"}, "--output: the tasks 0 and 1 "),
-        ({"log": "{seed}.log"}, "--log: the tasks 0 and 2 "),
-        ({"checkpoint": "state"}, "--checkpoint: the tasks 0 and 1 .* both use state"),
-        ({"output": "res//{seed}/../x{model}"}, "--output: the tasks 0 and 1 "),
+        ({"output": "res/{seed}.txt"}, "--output: task 2 .* would use res/1.txt"),
+        ({"output": "res/{model}"}, "--output: task 1 "),
+        ({"log": "{seed}.log"}, "--log: task 2 "),
+        ({"output": "res//{seed}/../x{model}"}, "--output: task 1 "),
     ],
 )
 def test_two_tasks_with_one_file_are_refused(patterns, sentence):
@@ -37,7 +36,7 @@ def test_two_tasks_with_one_file_are_refused(patterns, sentence):
     [
         {},
         {"output": "res/{seed}-{model}.txt"},
-        {"output": "res/{index}", "checkpoint": "{index}/{seed}"},
+        {"output": "res/{index}", "checkpoint": "one-for-all"},
     ],
 )
 def test_files_that_differ(patterns):
@@ -46,7 +45,7 @@ def test_files_that_differ(patterns):
 
 def test_the_number_of_a_task_can_be_a_column():
     farm = FarmSpec(("x",), ("index",), 2, log="{index}.log")
-    with pytest.raises(SpecError, match="the tasks 0 and 1"):
+    with pytest.raises(SpecError, match="task 1 "):
         check_files(farm, [(0, [("7",), ("7",)])])
 
 

@@ -179,7 +179,8 @@ class Holder:
                 )
             target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
             try:
-                load_state(target, state, f"The peers' state of {name!r}")
+                source = f"The peers' state of {name!r}"
+                load_state(target, state, source, self.objects.values())
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise StateError(

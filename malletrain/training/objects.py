@@ -18,10 +18,10 @@ as a size or a probability, is taken from the script at every start.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from malletrain.training import report, rng
+from malletrain.training import dict_state, report, rng
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
@@ -392,7 +392,8 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
             continue
         target = unwrapped(value)
         try:
-            load_state(target, saved[key], f"The state of {key!r} in snapshot {name}")
+            source = f"The state of {key!r} in snapshot {name}"
+            load_state(target, saved[key], source, objects.values())
         except (
             RuntimeError,
             ValueError,
@@ -405,19 +406,21 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
     rng.load(payload.get("rng", {}))
 
 
-def load_state(target: Any, state: Any, source: str) -> None:
-    """Load ``state`` into one object (without wrappers); a dict is updated in place.
+def load_state(target: Any, state: Any, source: str, others: Iterable[Any] = ()) -> None:
+    """Load ``state`` into one object (without wrappers); a dict is updated in place, with the
+    tensors, lists and dicts in it.
 
     Args:
         target: the object.
         state: its state.
         source: description of the state, for messages.
+        others: the script's objects. What a dict has in common with them is not written to.
 
     Raises:
         Exception: the object's own error.
     """
     if isinstance(target, dict):
-        target.update(state)
+        dict_state.load(target, state, map(unwrapped, others))
     elif hasattr(target, "add_param_group"):
         load(target, state, source)
     elif _has_marks(state):

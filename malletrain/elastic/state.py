@@ -19,7 +19,8 @@ import torch
 from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
 from malletrain.training import rng
-from malletrain.training.objects import ModuleNumbers, check_object, load_state, state_of, unwrapped
+from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import check_object, load_state, state_of, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
 

@@ -2,65 +2,18 @@
 
 Decides which objects can be saved and what their state is without wrappers, and writes the messages
 for states that do not fit. Accesses no disk (:mod:`malletrain.training.snapshot_file` does).
-
-:func:`load` loads the state of an optimizer that gets further parameter groups during training, as
-in fine-tuning that unfreezes layers step by step. If the optimizer has all saved groups, the state
-is loaded at once. Otherwise the state of its present groups is loaded at once, and the full state
-right before its next update. Until then the script must add the other groups with
-``add_param_group()``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from malletrain.training import dict_state, report, rng
+from malletrain.training import dict_state, optimizer_state, report, rng
 from malletrain.training.epochs import CountedEpochs
+from malletrain.training.optimizer_state import NamesByGroup
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
-
-
-def load(optimizer: Any, state: Mapping[str, Any], source: str) -> None:
-    """Load ``state`` into ``optimizer``.
-
-    Args:
-        optimizer: a ``torch.optim.Optimizer``.
-        state: a result of its ``state_dict()``, with at least as many groups.
-        source: description of the state, for messages.
-
-    Raises:
-        SnapshotError: at the optimizer's next update, if groups are still missing.
-        ValueError: the state does not fit for another reason (raised by torch).
-    """
-    saved = state["param_groups"]
-    groups = optimizer.param_groups
-    if len(groups) >= len(saved) or _sizes(groups) != _sizes(saved[: len(groups)]):
-        optimizer.load_state_dict(state)
-        return
-    first = saved[: len(groups)]
-    numbers = {number for group in first for number in group["params"]}
-    entries = {key: entry for key, entry in state["state"].items() if key in numbers}
-    optimizer.load_state_dict({**state, "state": entries, "param_groups": first})
-
-    def complete(optimizer: Any, *_: Any) -> None:
-        handle.remove()
-        groups = optimizer.param_groups
-        if _sizes(groups) != _sizes(saved):
-            raise SnapshotError(
-                f"{source} is of {len(saved)} parameter groups with {_sizes(saved)} tensors, and "
-                f"the script's {type(optimizer).__name__} has {_sizes(groups)}. A script that adds "
-                "groups while it trains must add them again after a restart, before the first "
-                "step: write `if epoch >= 2 and len(optimizer.param_groups) == 1:`, not "
-                "`if epoch == 2:`."
-            )
-        optimizer.load_state_dict(state)
-
-    handle = optimizer.register_step_pre_hook(complete)
-
-
-def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [len(group["params"]) for group in groups]
 
 
 def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
@@ -242,6 +195,34 @@ def plain_name(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _WRAPPER_NAMES)
 
 
+def names_of(modules: Mapping[str, Any]) -> dict[int, str]:
+    """Return the name of each parameter, prefixed by the name of its module, by the parameter's
+    id.
+    """
+    names: dict[int, str] = {}
+    for name, module in modules.items():
+        for path, parameter in module.named_parameters():
+            names.setdefault(id(parameter), f"{name}.{plain_name(path)}")
+    return names
+
+
+def _modules(objects: Mapping[str, Any]) -> dict[str, Any]:
+    targets = {name: unwrapped(value) for name, value in objects.items()}
+    return {name: t for name, t in targets.items() if hasattr(t, "named_parameters")}
+
+
+def parameter_names(objects: Mapping[str, Any]) -> dict[str, NamesByGroup]:
+    """Return the names of the parameters of each optimizer among ``objects``, by the optimizer's
+    name. Optimizers with parameters that are of no module among ``objects`` are left out.
+    """
+    names = names_of(_modules(objects))
+    by_optimizer = {
+        name: optimizer_state.names_by_group(unwrapped(value), names)
+        for name, value in objects.items()
+    }
+    return {name: groups for name, groups in by_optimizer.items() if groups is not None}
+
+
 def states(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of each of ``objects``, by name."""
     states_by_name: dict[str, Any] = {}
@@ -316,6 +297,7 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
         SnapshotError: a state does not fit its object.
     """
     saved = payload["objects"]
+    names = payload.get("parameter_names", {})
     report_differences(objects, payload, name)
     for key, value in objects.items():
         if key not in saved:
@@ -323,7 +305,7 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
         target = unwrapped(value)
         try:
             source = f"The state of {key!r} in snapshot {name}"
-            load_state(target, saved[key], source, objects.values())
+            load_state(target, saved[key], source, objects, names.get(key))
         except (
             RuntimeError,
             ValueError,
@@ -336,7 +318,13 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
     rng.load(payload.get("rng", {}))
 
 
-def load_state(target: Any, state: Any, source: str, others: Iterable[Any] = ()) -> None:
+def load_state(
+    target: Any,
+    state: Any,
+    source: str,
+    objects: Mapping[str, Any] | None = None,
+    saved_names: NamesByGroup | None = None,
+) -> None:
     """Load ``state`` into one object (without wrappers); a dict is updated in place, with the
     tensors, lists and dicts in it.
 
@@ -344,15 +332,20 @@ def load_state(target: Any, state: Any, source: str, others: Iterable[Any] = ())
         target: the object.
         state: its state.
         source: description of the state, for messages.
-        others: the script's objects. What a dict has in common with them is not written to.
+        objects: the script's objects, by name. What a dict has in common with them is not written
+            to, and the names of their parameters are those of an optimizer's parameters.
+        saved_names: an entry of :func:`parameter_names` when the state was taken; None if unknown.
 
     Raises:
         Exception: the object's own error.
     """
+    own_objects = objects or {}
     if isinstance(target, dict):
-        dict_state.load(target, state, map(unwrapped, others))
+        dict_state.load(target, state, map(unwrapped, own_objects.values()))
     elif hasattr(target, "add_param_group"):
-        load(target, state, source)
+        optimizer_state.load(
+            *(target, state, source, saved_names), lambda: names_of(_modules(own_objects))
+        )
     elif _has_marks(state):
         target.load_state_dict(_load_parts(vars(target), state, source))
     else:

@@ -19,23 +19,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from malletrain.training import dict_state
-from malletrain.training.objects import plain_name, unwrapped
+from malletrain.training.objects import names_of, unwrapped
 from malletrain.training.report import tell
 from malletrain.training.snapshot_file import SnapshotError
 
 _NOT_SAVED = {"params", "param_names"}
 """Keys of a group for which the script's current value is used instead of the saved one."""
-
-
-def names_of(modules: Mapping[str, Any]) -> dict[int, str]:
-    """Return the name of each parameter, prefixed by the name of its module, by the parameter's
-    id.
-    """
-    names: dict[int, str] = {}
-    for name, module in modules.items():
-        for path, parameter in module.named_parameters():
-            names.setdefault(id(parameter), f"{name}.{plain_name(path)}")
-    return names
 
 
 def _labels(optimizer: Any, names: Mapping[int, str]) -> list[str]:

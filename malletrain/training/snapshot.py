@@ -354,6 +354,7 @@ class Snapshot:
             "time": time.time(),
             "steps": self._steps,
             "numbers": self._numbers.changed(),
+            "parameter_names": parts.parameter_names(self._objects),
             "rates": self._rates.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),

@@ -61,13 +61,9 @@ class Script:
 def test_a_restored_dict_has_the_scripts_own_objects(tmp_path):
     first, second = Script(), Script()
     first.train_on()
-    first.facts["mean"] = first.facts["mean"].tolist()  # a snapshot has no arrays
-    second.facts["mean"] = second.mean = [9.0]
     malletrain.Snapshot(tmp_path / "x.pt", facts=first.facts).save()
     assert malletrain.Snapshot(tmp_path / "x.pt", facts=second.facts).restore()
-    assert second.values()[0] == first.values()[0]
-    assert second.mean == first.mean.tolist()
-    assert second.values()[2:] == first.values()[2:]
+    assert second.values() == first.values()
     second.check()
 
 

@@ -93,7 +93,7 @@ class StateBeforeStep:
         parameters: bool = True,
     ) -> None:
         self._modules = list(modules)
-        self._contents = Contents(dicts, only_changing=True)
+        self._contents = Contents(dicts, only_changing=True, others=self._modules)
         self._buffers: list[torch.Tensor] = []
         self._buffer_copies: list[torch.Tensor] = []
         self._attributes: list[tuple[dict[str, Any], str]] | None = None

@@ -107,10 +107,11 @@ class _Loader:
 def _marks(value: Any) -> Iterator[Any]:
     """Yield what marks the tensors, lists and dicts of a module or optimizer."""
     if hasattr(value, "named_parameters"):
-        for tensor in (*value.parameters(), *value.buffers()):
+        for tensor in (*value.parameters(), *getattr(value, "buffers", tuple)()):
             yield _memory(tensor)
     elif isinstance(groups := getattr(value, "param_groups", None), list):
-        for part in _parts([groups, list(getattr(value, "state", {}).values())]):
+        state = getattr(value, "state", None)  # a wrapper may have none
+        for part in _parts([groups, list(state.values()) if isinstance(state, dict) else []]):
             yield _memory(part) if _is_array(part) else id(part)
 
 
@@ -140,7 +141,9 @@ def _is_array(value: Any) -> bool:
 
 
 def _memory(value: Any) -> Any:
-    """Return what is equal for two tensors in the same memory; for an array its id."""
+    """Return what is equal for two tensors or arrays in the same memory."""
+    while getattr(value, "base", None) is not None:  # of an array: the array or tensor it views
+        value = value.base
     try:
         return "storage", value.untyped_storage()._cdata  # noqa: SLF001 (no other name)
     except (AttributeError, RuntimeError, NotImplementedError):  # numpy's, a subclass without one
@@ -163,7 +166,9 @@ def _write(own: Any, saved: Any) -> bool:
 
 
 def _is_same(own: Any, saved: Any) -> bool:
-    """Return whether two tensors or arrays of one shape have equal values, NaN included."""
+    """Return whether two tensors or arrays have equal shapes and values, NaN included."""
+    if own.shape != saved.shape:
+        return False
     if hasattr(own, "detach"):
         own, saved = own.detach(), saved.detach().to(own.device)
     return bool(((own == saved) | ((own != own) & (saved != saved))).all())
@@ -176,10 +181,17 @@ class Contents:
         dicts: the plain dicts of the script.
         only_changing: copy large tensors only once they are known to change in place. For calls in
             each step.
+        others: the script's other objects. Their large tensors are not copied with
+            ``only_changing``.
     """
 
-    def __init__(self, dicts: Iterable[dict[Any, Any]], only_changing: bool = False) -> None:
-        self._dicts = list(dicts)
+    def __init__(
+        self,
+        dicts: Iterable[dict[Any, Any]],
+        only_changing: bool = False,
+        others: Iterable[Any] = (),
+    ) -> None:
+        self._dicts, self._others = list(dicts), list(others)
         self._only_changing = only_changing
         self._parts: list[tuple[Any, Any]] = []
         """(object, copy of its content), each object once; the copy is None for a tensor that is
@@ -189,12 +201,15 @@ class Contents:
         """(tensor, count of its in-place changes) of large tensors, by the tensor's id."""
         self._changing: set[int] = set()
         """Ids of the large tensors that change in place."""
+        self._foreign: set[int] = set()
+        """Ids of the large tensors that change in place and belong to other objects."""
 
     def keep(self) -> None:
         """Record the present content."""
         parts = {id(part): part for values in self._dicts for part in _parts(values)}
         counts, self._counts = self._counts, {}
         self._changing &= parts.keys()
+        self._foreign &= parts.keys()
         self._parts = [(part, self._copy(part, counts)) for part in parts.values()]
 
     def restore(self) -> bool:
@@ -202,12 +217,10 @@ class Contents:
         complete = True
         for part, content in self._parts:
             if content is None:
-                if in_place_changes(part) != self._counts[id(part)][1]:
-                    self._changing.add(id(part))
+                if in_place_changes(part) != self._counts[id(part)][1] and self._note(part):
                     complete = False
             elif _is_array(part):
-                if not _is_same(part, content):
-                    _write(part, content)
+                complete &= _is_same(part, content) or _write(part, content)
             elif isinstance(part, list):
                 part[:] = content
             elif isinstance(part, dict):
@@ -227,8 +240,18 @@ class Contents:
         if self._only_changing and part.nbytes > _SMALL_BYTES and id(part) not in self._changing:
             count = in_place_changes(part)
             before = counts.get(id(part))
-            if before is None or before[0] is not part or before[1] == count:
+            is_known = before is not None and before[0] is part and before[1] != count
+            if not is_known or not self._note(part):
                 self._counts[id(part)] = (part, count)
                 return None
-            self._changing.add(id(part))
         return part.detach().clone()
+
+    def _note(self, tensor: Any) -> bool:
+        """Note that a large tensor changes in place. Return whether it is the dict's own."""
+        if id(tensor) in self._foreign:
+            return False
+        if _memory(tensor) in {mark for value in self._others for mark in _marks(value)}:
+            self._foreign.add(id(tensor))
+            return False
+        self._changing.add(id(tensor))
+        return True

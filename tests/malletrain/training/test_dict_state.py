@@ -109,6 +109,24 @@ def test_a_large_tensor_is_copied_once_it_has_changed_in_place():
     assert queue.unique().tolist() == [1]
 
 
+def test_a_large_tensor_of_a_module_is_not_copied():
+    model = nn.Linear(200, 200)
+    best = {"state": model.state_dict()}
+    start = StateBeforeStep([model], [best])
+    for _ in range(2):
+        start.keep()
+        with torch.no_grad():
+            model.weight.add_(1)
+    start.keep()
+    changed = torch.full_like(model.weight, 5.0)
+    model.weight.data.copy_(changed)
+    with torch.no_grad():
+        model.weight.copy_(changed)
+    start.restore(())
+    assert torch.equal(model.weight, changed)
+    assert best["state"]["weight"].data_ptr() == model.weight.data_ptr()
+
+
 def test_what_belongs_to_a_module_or_optimizer_is_replaced():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

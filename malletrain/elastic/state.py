@@ -152,14 +152,16 @@ class Holder:
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    def pack(self, counters: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
-        """Return (skeleton, tensors). The tensors are those of the objects, not copies. Raises
-        StateError.
+    def pack(
+        self, counters: dict[str, Any], for_this_process: bool = False
+    ) -> tuple[bytes, list[torch.Tensor]]:
+        """Return (skeleton, tensors). The tensors are those of the objects, not copies.
+        ``for_this_process``: see :meth:`ModuleNumbers.changed`. Raises StateError.
         """
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
         skeleton["modes"] = {name: modes_of(m) for name, m in self.modules().items()}
-        skeleton["numbers"] = self._numbers.changed()
+        skeleton["numbers"] = self._numbers.changed(for_this_process)
         skeleton["parameter_names"] = parameter_names(self.objects)
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)

@@ -250,7 +250,7 @@ class StateCopy:
         """Copy the current state, and ``counters``. Raises StateError if the state of an object
         cannot be read.
         """
-        self._skeleton, tensors = self._state.pack(counters)
+        self._skeleton, tensors = self._state.pack(counters, for_this_process=True)
         self._devices = [t.device for t in tensors]
         if [(t.shape, t.dtype, t.device) for t in tensors] != [
             (t.shape, t.dtype, t.device) for t in self._tensors
@@ -266,7 +266,7 @@ class StateCopy:
         than ``most_bytes`` bytes.
         """
         self.forget()
-        skeleton, tensors = self._state.pack(counters)
+        skeleton, tensors = self._state.pack(counters, for_this_process=True)
         if sum(t.nbytes for t in tensors) > most_bytes:
             return False
         self._tensors = [t.to("cpu", copy=True) for t in tensors]

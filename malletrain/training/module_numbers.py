@@ -55,9 +55,10 @@ class ModuleNumbers:
             for name, module in modules.items()
         }
 
-    def changed(self) -> Numbers:
+    def changed(self, for_this_process: bool = False) -> Numbers:
         """Return the values that differ from those at the start of the script, without those that
-        are left out.
+        are left out. ``for_this_process``: this process will restore them and has the unsaved
+        tensors, so that the numbers of their submodules are not left out.
         """
         changed: Numbers = {}
         left_out: list[str] = []
@@ -68,14 +69,16 @@ class ModuleNumbers:
                 for path, value in self._values_of(module).items()
                 if path not in initial or _differ(initial[path], value)
             }
-            parts = self._parts_with_changed_tensors(name, module) if values else set()
+            parts: set[str] = set()
+            if values and not for_this_process:
+                parts = self._parts_with_changed_tensors(name, module)
             for path, value in values.items():
                 part, _, attribute = path.rpartition(".")
                 if attribute == _TRAINED or (path in initial and part not in parts):
                     changed.setdefault(name, {})[path] = value
                 else:
                     left_out.append(f"{name}.{path.removeprefix('.')}")
-        if left_out and rank_and_world()[0] == 0:
+        if left_out and not for_this_process and rank_and_world()[0] == 0:
             _tell_left_out(left_out)
         return changed
 

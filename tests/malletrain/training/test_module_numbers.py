@@ -176,3 +176,4 @@ def test_a_tensor_that_moves_or_is_made_anew_has_not_changed(tensor):
     assert numbers.changed() == {"net": {".fitted": True}}
     getattr(net, tensor).add_(1)
     assert numbers.changed() == {}
+    assert numbers.changed(for_this_process=True) == {"net": {".fitted": True}}

@@ -44,6 +44,7 @@ from malletrain.elastic.state import Holder
 from malletrain.memory.folder import available, bound
 from malletrain.training import report
 from malletrain.training.batch_change import check_batch_norm
+from malletrain.training.dict_state import Contents
 from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.objects import plain_attributes, unwrapped
 from malletrain.training.ranks import leads_its_node
@@ -92,8 +93,7 @@ class StateBeforeStep:
         parameters: bool = True,
     ) -> None:
         self._modules = list(modules)
-        self._dicts = list(dicts)
-        self._dicts_before: list[dict[str, Any]] = []
+        self._contents = Contents(dicts, only_changing=True, others=self._modules)
         self._buffers: list[torch.Tensor] = []
         self._buffer_copies: list[torch.Tensor] = []
         self._attributes: list[tuple[dict[str, Any], str]] | None = None
@@ -180,7 +180,7 @@ class StateBeforeStep:
         else:
             for value, parameter in zip(self._parameter_copies, parameters, strict=True):
                 value.copy_(parameter.detach())
-        self._dicts_before = [dict(values) for values in self._dicts]
+        self._contents.keep()
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         numpy = sys.modules.get("numpy")
         self._random = (
@@ -191,8 +191,9 @@ class StateBeforeStep:
         )
 
     def restore(self, grad_scalers: Iterable[Any]) -> bool:
-        """Restore the recorded state and drop gradients. Return False if parameters were changed
-        and not copied, so that they could not be restored, or if no state was recorded.
+        """Restore the recorded state and drop gradients. Return False if parameters or large
+        tensors of dicts were changed and not copied, so that they could not be restored, or if no
+        state was recorded.
         """
         if not self._random:
             return False
@@ -217,9 +218,7 @@ class StateBeforeStep:
         if self._optimizer is not None:
             optimizer, state = self._optimizer
             optimizer.load_state_dict(state)
-        for values, before in zip(self._dicts, self._dicts_before, strict=True):
-            values.clear()
-            values.update(before)
+        restored &= self._contents.restore()
         on_cpu, on_cuda, of_python, of_numpy = self._random
         torch.set_rng_state(on_cpu)
         if on_cuda is not None:
@@ -251,7 +250,7 @@ class StateCopy:
         """Copy the current state, and ``counters``. Raises StateError if the state of an object
         cannot be read.
         """
-        self._skeleton, tensors = self._state.pack(counters)
+        self._skeleton, tensors = self._state.pack(counters, for_this_process=True)
         self._devices = [t.device for t in tensors]
         if [(t.shape, t.dtype, t.device) for t in tensors] != [
             (t.shape, t.dtype, t.device) for t in self._tensors
@@ -267,7 +266,7 @@ class StateCopy:
         than ``most_bytes`` bytes.
         """
         self.forget()
-        skeleton, tensors = self._state.pack(counters)
+        skeleton, tensors = self._state.pack(counters, for_this_process=True)
         if sum(t.nbytes for t in tensors) > most_bytes:
             return False
         self._tensors = [t.to("cpu", copy=True) for t in tensors]

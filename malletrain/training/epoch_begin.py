@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from malletrain.training import rng
+from malletrain.training.dict_state import Contents
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.objects import load_state, plain_attributes, state_of, unwrapped
 from malletrain.training.report import tell
@@ -169,12 +170,11 @@ def _undo_one(name: str, target: Any) -> Callable[[], bool]:
 
 
 def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
-    before, copies = dict(values), _copy(values)
+    contents = Contents([values])
+    contents.keep()
 
     def undo() -> bool:
-        values.clear()
-        for key, value in before.items():
-            values[key] = value if is_equal(value, copies[key]) else copies[key]
+        contents.restore()
         return False
 
     return undo

@@ -41,7 +41,7 @@ from malletrain.training.epochs import CountedEpochs
 from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.loop_rates import LoopRates
 from malletrain.training.module_attributes import ModuleAttributes
-from malletrain.training.objects import ModuleNumbers
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.optimizers import UnsavedOptimizers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
@@ -354,6 +354,7 @@ class Snapshot:
             "time": time.time(),
             "steps": self._steps,
             "numbers": self._numbers.changed(),
+            "parameter_names": parts.parameter_names(self._objects),
             "rates": self._rates.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),

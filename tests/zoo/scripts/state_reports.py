@@ -259,3 +259,59 @@ def optimizers_in_list(trace: Trace) -> None:
             snapshot.step()
     snapshot.save()
     trace.finish(t.model)
+
+
+class Positions(nn.Module):
+    """A table of positions that is made anew when the length changes (xformers#728, esm)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length_cached: int | None = None
+        self.table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.length_cached != x.shape[1]:
+            self.length_cached = x.shape[1]
+            self.table = torch.arange(x.shape[1], dtype=x.dtype).cos()
+        return x * self.table
+
+
+def with_positions() -> nn.Sequential:
+    """Return the model of the zoo behind a table of positions."""
+    return nn.Sequential(Positions(), make_model())
+
+
+def move_center(center: torch.Tensor, out: torch.Tensor) -> None:
+    """Move ``center`` in place towards the mean of the outputs of all ranks."""
+    sums = torch.cat([out.detach().sum(0), out.new_tensor([len(out)])])
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    center.mul_(0.9).add_(sums[:1] / sums[1], alpha=0.1)
+
+
+def centered(trace: Trace) -> None:
+    """A center and a history that the script has as variables too (dino#188, vissl#436), and a
+    cached table in the model.
+    """
+    t = Training(trace)
+    t.model = with_positions()
+    t.optimizer = torch.optim.SGD(t.model.parameters(), lr=0.1, momentum=0.9)
+    center = torch.zeros(1, dtype=torch.float64)
+    losses: list[float] = []
+    t.facts.update(center=center, losses=losses)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.loader:
+            t.optimizer.zero_grad()
+            out = t.net(x)
+            (mse_loss(out - center, y) * t.sampler.loss_weight).backward()
+            t.optimizer.step()
+            move_center(center, out)
+            key = (epoch, t.sampler.position)
+            trace.step(key, numbers, rate(t.optimizer), center=float(center))
+            t.sampler.advance()
+            malletrain.report(len(x))
+            t.snapshot.step()
+        losses.append(evaluate(t.model))
+        trace.note("evaluation", epoch, losses=list(losses))
+    t.end()

@@ -81,7 +81,7 @@ class Snapshot:
     Args:
         path: path of the newest snapshot, in a folder that all nodes share. The previous one is
             ``path.prev``. Default: a folder for this run below ``malletrain-snapshots`` in the
-            working folder, named by job, script and arguments; the log prints it.
+            job's working folder, named by job, script and arguments; the log prints it.
         every_s: maximum time between snapshots taken by :meth:`step`, seconds; ``math.inf`` for
             snapshots on demand only.
         keep: number of earlier snapshots to keep (``.prev``, ``.prev2``, …).
@@ -143,6 +143,8 @@ class Snapshot:
             path = owner.own_path(self._owner)
             if rank_and_world()[0] == 0:
                 report.tell(f"Snapshots of this run go to {path}.", once=f"path {path}")
+        elif rank_and_world()[0] == 0:
+            owner.tell_moving_path(path)
         self.path = os.path.abspath(os.fspath(path))
         self.every_s = every_s
         self.keep = keep
@@ -225,6 +227,8 @@ class Snapshot:
         else:
             payload = self._memory.restore(lambda: self._from_disk(requested))
         due_in = self.every_s
+        if payload is None and self._caller == "Snapshot" and rank_and_world()[0] == 0:
+            owner.tell_new_start(self.path)
         if payload is not None:
             if seeds is not None:
                 seeds.separate()

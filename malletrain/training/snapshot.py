@@ -47,6 +47,7 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
+from malletrain.training.scheduler_counters import SchedulerCounters
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
@@ -168,6 +169,7 @@ class Snapshot:
         self._steps = 0
         self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
+        self._scheduler_counters = SchedulerCounters(objects, self._epochs, self._refusal)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._attributes = ModuleAttributes(self._caller, objects)
         # elastic.Run refuses the updates of others itself
@@ -235,6 +237,7 @@ class Snapshot:
             self._steps = int(payload.get("steps", 0))
             self._numbers.restore(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
+            self._scheduler_counters.restore(payload.get("scheduler_counters", {}))
             self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
             if seeds is not None:
                 self._epoch_begin.separate(seeds)
@@ -359,6 +362,7 @@ class Snapshot:
             "steps": self._steps,
             "numbers": self._numbers.changed(),
             "rates": self._rates.state(),
+            "scheduler_counters": self._scheduler_counters.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
             "unsaved_optimizers": self._optimizers.kinds(),

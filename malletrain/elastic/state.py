@@ -205,7 +205,7 @@ class Holder:
 
     def restore(self, skeleton: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
         """Load the received state into the objects. Return the counters. Raises StateError."""
-        parameters = skeleton["parameter_names"]
+        parameters = skeleton.get("parameter_names", {})
         for name, value in self.objects.items():
             if name not in skeleton["objects"]:
                 raise StateError(

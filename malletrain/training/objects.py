@@ -304,6 +304,7 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
             continue
         target = unwrapped(value)
         try:
+            _report_other_options(key, target, saved[key], name)
             source = f"The state of {key!r} in snapshot {name}"
             load_state(target, saved[key], source, objects, names.get(key))
         except (
@@ -403,6 +404,56 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
                 f"Snapshot {name} also holds {key!r}, which this script does not use; it is "
                 "left out of later snapshots."
             )
+
+
+_SCHEDULER_OPTIONS = {
+    *("T_max", "T_0", "T_mult", "eta_min", "total_steps", "total_iters", "step_size", "gamma"),
+    *("milestones", "_milestones", "start_factor", "end_factor", "power", "base_lrs"),
+}
+"""Attributes of torch's schedulers that the script sets and that a state includes."""
+
+
+def _report_other_options(key: str, target: Any, state: Any, name: str) -> None:
+    """Tell the user which options of a scheduler the snapshot replaces by other values.
+
+    Args:
+        key: name of the scheduler in the script.
+        target: the object; others than schedulers are ignored.
+        state: its state in the snapshot.
+        name: path of the snapshot.
+    """
+    is_scheduler = hasattr(target, "optimizer") and callable(getattr(target, "get_last_lr", None))
+    if not is_scheduler or rank_and_world()[0] != 0:
+        return
+    other = _other_options(state_of(target), state)
+    if other:
+        shown = ", ".join(f"{option} = {old} (script: {new})" for option, new, old in other)
+        report.tell(
+            f"The scheduler {key!r} goes on with the options of snapshot {name}, which are not "
+            f"those of this script: {shown}. To use the script's, set them after restore().",
+            once=f"options of {key}",
+        )
+
+
+def _other_options(own: Any, saved: Any) -> list[tuple[str, Any, Any]]:
+    """Return (option, value in ``own``, value in ``saved``) of the options that differ between two
+    states of a scheduler and of its inner ones.
+    """
+    if isinstance(own, dict) and isinstance(saved, dict):
+        common = [option for option in own if option in saved]
+    elif isinstance(own, list | tuple) and isinstance(saved, list | tuple):
+        pairs = zip(own, saved, strict=False)
+        return [other for pair in pairs for other in _other_options(*pair)]
+    else:
+        return []
+    others: list[tuple[str, Any, Any]] = []
+    for option in common:
+        new, old = own[option], saved[option]
+        if option not in _SCHEDULER_OPTIONS:
+            others += _other_options(new, old)
+        elif new != old and (option != "base_lrs" or len(new) == len(old)):
+            others.append((option, new, old))
+    return others
 
 
 def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ Decides which attributes belong to the state: those that differ from their value
 script. A value that the script sets and does not change, such as a size or a probability, is taken
 from the script at every start. Two kinds of attributes are left out, because they may describe
 tensors that no state includes, such as the length of a cached table or a flag that means "fitted":
-attributes that are no plain number at the start, and the attributes of a submodule that has
-unsaved tensors which have changed. The user is told which.
+attributes that are no plain number at the start, and of a submodule with unsaved tensors that have
+changed its flags, and the numbers that are a size of such a tensor. The user is told which.
 """
 
 from __future__ import annotations
@@ -69,12 +69,13 @@ class ModuleNumbers:
                 for path, value in self._values_of(module).items()
                 if path not in initial or _differ(initial[path], value)
             }
-            parts: set[str] = set()
+            sizes_in: dict[str, set[int]] = {}
             if values and not for_this_process:
-                parts = self._parts_with_changed_tensors(name, module)
+                sizes_in = self._changed_sizes(name, module)
             for path, value in values.items():
                 part, _, attribute = path.rpartition(".")
-                if attribute == _TRAINED or (path in initial and part not in parts):
+                describes = part in sizes_in and _may_describe(value, sizes_in[part])
+                if attribute == _TRAINED or (path in initial and not describes):
                     changed.setdefault(name, {})[path] = value
                 else:
                     left_out.append(f"{name}.{path.removeprefix('.')}")
@@ -130,14 +131,23 @@ class ModuleNumbers:
                 if is_unsaved and attribute not in self._without:
                     yield (plain_name(path), attribute), content
 
-    def _parts_with_changed_tensors(self, name: str, module: Any) -> set[str]:
-        """Return the paths of the submodules whose unsaved tensors differ from the start."""
+    def _changed_sizes(self, name: str, module: Any) -> dict[str, set[int]]:
+        """Return the sizes of the unsaved tensors that differ from the start, by the path of their
+        submodule.
+        """
         initial, now = self._tensors.get(name, {}), dict(self._unsaved(module))
-        return {
-            key[0]
-            for key in initial.keys() | now.keys()
-            if key not in initial or key not in now or _has_changed(*initial[key], now[key])
-        }
+        sizes_in: dict[str, set[int]] = {}
+        for key in initial.keys() | now.keys():
+            if key not in initial or key not in now or _has_changed(*initial[key], now[key]):
+                sizes_in.setdefault(key[0], set()).update(now[key].shape if key in now else ())
+        return sizes_in
+
+
+def _may_describe(value: Any, sizes: Collection[int]) -> bool:
+    """Return whether a plain value may say something about tensors of these sizes: a flag, such as
+    "fitted", or a number that is a size, such as the length of a cached table.
+    """
+    return isinstance(value, bool) or (isinstance(value, int) and value in sizes)
 
 
 def _has_changed(initial: Any, count: int, tensor: Any) -> bool:

@@ -177,3 +177,13 @@ def test_a_tensor_that_moves_or_is_made_anew_has_not_changed(tensor):
     getattr(net, tensor).add_(1)
     assert numbers.changed() == {}
     assert numbers.changed(for_this_process=True) == {"net": {".fitted": True}}
+
+
+def test_a_detached_tensor_takes_no_temperature_and_no_counter_away():
+    net = Rotary()
+    net.temperature, net.count = 1.0, 0
+    numbers = ModuleNumbers({"net": net})
+    net.table, net.temperature, net.count = torch.ones(3, 5), 0.5, 7
+    assert numbers.changed() == {"net": {".temperature": 0.5, ".count": 7}}
+    net.count = 5  # may be the number of the table's columns
+    assert numbers.changed() == {"net": {".temperature": 0.5}}

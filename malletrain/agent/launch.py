@@ -141,7 +141,6 @@ def job_environment(
         {
             env.JOB: order.job,
             env.DAEMON_ID: place.daemon,
-            env.WORKDIR: spec.workdir,
             env.SOCKET: place.worker_socket,
             env.FLAGS: flags,
             env.STEP_TIMES: "1",

@@ -19,14 +19,7 @@ import torch
 from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
 from malletrain.training import rng
-from malletrain.training.module_numbers import ModuleNumbers
-from malletrain.training.objects import (
-    check_object,
-    load_state,
-    parameter_names,
-    state_of,
-    unwrapped,
-)
+from malletrain.training.objects import ModuleNumbers, check_object, load_state, state_of, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
 
@@ -116,29 +109,6 @@ class Holder:
                 ) from error
         return states
 
-    def _states_by_name(self) -> dict[str, Any]:
-        """Return the states, those of optimizers in the order of their parameters' names."""
-        states = self._states()
-        for name, groups in parameter_names(self.objects).items():
-            state = states[name]
-            if not isinstance(state, dict) or not isinstance(state.get("param_groups"), list):
-                continue
-            own_groups, entries = state["param_groups"], state.get("state", {})
-            number_of = {
-                label: number
-                for group, labels in zip(own_groups, groups, strict=True)
-                for label, number in zip(labels, group["params"], strict=True)
-            }
-            states[name] = {
-                **state,
-                "state": [(label, entries.get(number_of[label])) for label in sorted(number_of)],
-                "param_groups": [
-                    {**group, "params": sorted(labels), "param_names": None}
-                    for group, labels in zip(own_groups, groups, strict=True)
-                ],
-            }
-        return states
-
     def signature(self) -> str:
         """Return a hash that is equal in two processes if their models have the same tensors."""
         lines = [
@@ -152,17 +122,14 @@ class Holder:
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    def pack(
-        self, counters: dict[str, Any], for_this_process: bool = False
-    ) -> tuple[bytes, list[torch.Tensor]]:
-        """Return (skeleton, tensors). The tensors are those of the objects, not copies.
-        ``for_this_process``: see :meth:`ModuleNumbers.changed`. Raises StateError.
+    def pack(self, counters: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
+        """Return (skeleton, tensors). The tensors are those of the objects, not copies. Raises
+        StateError.
         """
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
         skeleton["modes"] = {name: modes_of(m) for name, m in self.modules().items()}
-        skeleton["numbers"] = self._numbers.changed(for_this_process)
-        skeleton["parameter_names"] = parameter_names(self.objects)
+        skeleton["numbers"] = self._numbers.changed()
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)
             try:
@@ -205,7 +172,6 @@ class Holder:
 
     def restore(self, skeleton: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
         """Load the received state into the objects. Return the counters. Raises StateError."""
-        parameters = skeleton.get("parameter_names", {})
         for name, value in self.objects.items():
             if name not in skeleton["objects"]:
                 raise StateError(
@@ -213,8 +179,7 @@ class Holder:
                 )
             target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
             try:
-                source = f"The peers' state of {name!r}"
-                load_state(target, state, source, self.objects, parameters.get(name))
+                load_state(target, state, f"The peers' state of {name!r}")
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise StateError(
@@ -234,7 +199,7 @@ class Holder:
         """
         sha = hashlib.sha256()
         tensors: list[torch.Tensor] = []
-        skeleton = _take_out(self._states_by_name(), tensors)
+        skeleton = _take_out(self._states(), tensors)
         sha.update(repr(skeleton).encode())
         for tensor in tensors:
             sha.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -44,7 +44,6 @@ from malletrain.elastic.state import Holder
 from malletrain.memory.folder import available, bound
 from malletrain.training import report
 from malletrain.training.batch_change import check_batch_norm
-from malletrain.training.dict_state import Contents
 from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.objects import plain_attributes, unwrapped
 from malletrain.training.ranks import leads_its_node
@@ -93,7 +92,8 @@ class StateBeforeStep:
         parameters: bool = True,
     ) -> None:
         self._modules = list(modules)
-        self._contents = Contents(dicts, only_changing=True, others=self._modules)
+        self._dicts = list(dicts)
+        self._dicts_before: list[dict[str, Any]] = []
         self._buffers: list[torch.Tensor] = []
         self._buffer_copies: list[torch.Tensor] = []
         self._attributes: list[tuple[dict[str, Any], str]] | None = None
@@ -156,8 +156,7 @@ class StateBeforeStep:
     def keep(self) -> None:
         """Record the state at the beginning of a step."""
         buffers = [b for module in self._modules for b in module.buffers()]
-        copied = zip(self._buffers, self._buffer_copies, strict=True)
-        if [(id(b), b.shape) for b in buffers] != [(id(b), c.shape) for b, c in copied]:
+        if [id(b) for b in buffers] != [id(b) for b in self._buffers]:
             self._buffers = buffers
             self._buffer_copies = [b.detach().clone() for b in buffers]
         else:
@@ -181,7 +180,7 @@ class StateBeforeStep:
         else:
             for value, parameter in zip(self._parameter_copies, parameters, strict=True):
                 value.copy_(parameter.detach())
-        self._contents.keep()
+        self._dicts_before = [dict(values) for values in self._dicts]
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         numpy = sys.modules.get("numpy")
         self._random = (
@@ -192,17 +191,14 @@ class StateBeforeStep:
         )
 
     def restore(self, grad_scalers: Iterable[Any]) -> bool:
-        """Restore the recorded state and drop gradients. Return False if parameters or large
-        tensors of dicts were changed and not copied, so that they could not be restored, or if no
-        state was recorded.
+        """Restore the recorded state and drop gradients. Return False if parameters were changed
+        and not copied, so that they could not be restored, or if no state was recorded.
         """
         if not self._random:
             return False
         restored = True
         with torch.no_grad():
             for saved, buffer in zip(self._buffer_copies, self._buffers, strict=True):
-                if buffer.shape != saved.shape:  # by an observer of a quantized layer
-                    buffer.resize_(saved.shape)
                 buffer.copy_(saved)
             for (attributes, name), value in zip(
                 self._attributes_before, self._attribute_values, strict=True
@@ -221,7 +217,9 @@ class StateBeforeStep:
         if self._optimizer is not None:
             optimizer, state = self._optimizer
             optimizer.load_state_dict(state)
-        restored &= self._contents.restore()
+        for values, before in zip(self._dicts, self._dicts_before, strict=True):
+            values.clear()
+            values.update(before)
         on_cpu, on_cuda, of_python, of_numpy = self._random
         torch.set_rng_state(on_cpu)
         if on_cuda is not None:
@@ -253,7 +251,7 @@ class StateCopy:
         """Copy the current state, and ``counters``. Raises StateError if the state of an object
         cannot be read.
         """
-        self._skeleton, tensors = self._state.pack(counters, for_this_process=True)
+        self._skeleton, tensors = self._state.pack(counters)
         self._devices = [t.device for t in tensors]
         if [(t.shape, t.dtype, t.device) for t in tensors] != [
             (t.shape, t.dtype, t.device) for t in self._tensors
@@ -269,7 +267,7 @@ class StateCopy:
         than ``most_bytes`` bytes.
         """
         self.forget()
-        skeleton, tensors = self._state.pack(counters, for_this_process=True)
+        skeleton, tensors = self._state.pack(counters)
         if sum(t.nbytes for t in tensors) > most_bytes:
             return False
         self._tensors = [t.to("cpu", copy=True) for t in tensors]

@@ -65,7 +65,6 @@ TRACK = "MALLETRAIN_TRACK"
 TRIAL = "MALLETRAIN_TRIAL"
 TRIAL_FOLDER = "MALLETRAIN_TRIAL_FOLDER"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
-WORKDIR = "MALLETRAIN_WORKDIR"
 
 TABLE = (
     (STATE_DIR, "Directory of a user's daemon: its keys, database and logs. Used by the "
@@ -110,8 +109,6 @@ TABLE = (
      "agent, launch, membership"),
     (JOB, "Id of the job.", "agent", "training"),
     (DAEMON_ID, "Name of the daemon whose job it is; snapshots record it.", "agent", "training"),
-    (WORKDIR, "Working directory of the job; its snapshots go there even if the script changes the "
-     "directory.", "agent", "training"),
     (ARRAY_INDEX, "Index of a job of an array (`submit --array`).", "cli", "script"),
     (TASK, "Number of the task of a farm, from 0.", "launch", "script"),
     (CHECKPOINT_DIR, "Directory in which a task of a farm keeps what another try continues from.",

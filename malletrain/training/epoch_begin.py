@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from malletrain.training import rng
-from malletrain.training.dict_state import Contents
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.objects import load_state, plain_attributes, state_of, unwrapped
 from malletrain.training.report import tell
@@ -170,11 +169,12 @@ def _undo_one(name: str, target: Any) -> Callable[[], bool]:
 
 
 def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
-    contents = Contents([values])
-    contents.keep()
+    before, copies = dict(values), _copy(values)
 
     def undo() -> bool:
-        contents.restore()
+        values.clear()
+        for key, value in before.items():
+            values[key] = value if is_equal(value, copies[key]) else copies[key]
         return False
 
     return undo

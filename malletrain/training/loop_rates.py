@@ -3,7 +3,7 @@ len(loader)`` with the ``i`` of ``enumerate()``. If a run resumes in the middle 
 counter starts again at 0, and the rate goes back.
 
 Decides whether the first update after a restore uses such a rate. Does not check the rates of a
-scheduler that is part of the snapshot (:mod:`malletrain.training.scheduler_counters` does).
+scheduler that is part of the snapshot.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ lists, dicts and deques, such as outputs collected over an epoch, and tensors th
 parameters nor buffers, such as a center or a queue.
 
 Decides which attributes these are, and tells the user. Numbers, flags and strings are saved
-(:class:`malletrain.training.module_numbers.ModuleNumbers`). What these attributes hold may be the
-data of one rank, so it cannot be saved in the same way.
+(:class:`malletrain.training.objects.ModuleNumbers`). What these attributes hold may be the data of
+one rank, so it cannot be saved in the same way.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class ModuleAttributes:
             f"{self._owner} does not save {', '.join(names[:_MAX_NAMES])}{more}: after a change of "
             "nodes it is as the script makes it. Register a tensor that belongs to the model as a "
             "buffer. Do not collect the outputs of an epoch in a list: add them up over all ranks "
-            "at each step, in a buffer or a number. A cached tensor needs nothing: the numbers of "
-            "its module, such as its length, are not saved either.",
+            "at each step, in a buffer or a number. A cache needs nothing.",
             once="attributes",
         )
 

@@ -2,18 +2,131 @@
 
 Decides which objects can be saved and what their state is without wrappers, and writes the messages
 for states that do not fit. Accesses no disk (:mod:`malletrain.training.snapshot_file` does).
+
+:func:`load` loads the state of an optimizer that gets further parameter groups during training, as
+in fine-tuning that unfreezes layers step by step. If the optimizer has all saved groups, the state
+is loaded at once. Otherwise the state of its present groups is loaded at once, and the full state
+right before its next update. Until then the script must add the other groups with
+``add_param_group()``.
+
+:class:`ModuleNumbers` saves what ``state_dict()`` does not include: plain numbers in attributes of
+modules that change during training (the counter of an average's warm-up, a decreasing temperature),
+and which parameters are frozen. It decides which attributes belong to the state: those that differ
+from their value at the start of the script. A value that the script sets and does not change, such
+as a size or a probability, is taken from the script at every start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from malletrain.training import dict_state, optimizer_state, report, rng
+from malletrain.training import report, rng
 from malletrain.training.epochs import CountedEpochs
-from malletrain.training.optimizer_state import NamesByGroup
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
+
+
+def load(optimizer: Any, state: Mapping[str, Any], source: str) -> None:
+    """Load ``state`` into ``optimizer``.
+
+    Args:
+        optimizer: a ``torch.optim.Optimizer``.
+        state: a result of its ``state_dict()``, with at least as many groups.
+        source: description of the state, for messages.
+
+    Raises:
+        SnapshotError: at the optimizer's next update, if groups are still missing.
+        ValueError: the state does not fit for another reason (raised by torch).
+    """
+    saved = state["param_groups"]
+    groups = optimizer.param_groups
+    if len(groups) >= len(saved) or _sizes(groups) != _sizes(saved[: len(groups)]):
+        optimizer.load_state_dict(state)
+        return
+    first = saved[: len(groups)]
+    numbers = {number for group in first for number in group["params"]}
+    entries = {key: entry for key, entry in state["state"].items() if key in numbers}
+    optimizer.load_state_dict({**state, "state": entries, "param_groups": first})
+
+    def complete(optimizer: Any, *_: Any) -> None:
+        handle.remove()
+        groups = optimizer.param_groups
+        if _sizes(groups) != _sizes(saved):
+            raise SnapshotError(
+                f"{source} is of {len(saved)} parameter groups with {_sizes(saved)} tensors, and "
+                f"the script's {type(optimizer).__name__} has {_sizes(groups)}. A script that adds "
+                "groups while it trains must add them again after a restart, before the first "
+                "step: write `if epoch >= 2 and len(optimizer.param_groups) == 1:`, not "
+                "`if epoch == 2:`."
+            )
+        optimizer.load_state_dict(state)
+
+    handle = optimizer.register_step_pre_hook(complete)
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+Numbers = dict[str, dict[str, Any]]
+"""Values by name of the module, then by "path of the submodule.attribute"."""
+
+
+class ModuleNumbers:
+    """The plain numbers of the modules among a script's objects.
+
+    Args:
+        objects: the script's objects, by name; others than modules are ignored.
+        without: names of attributes that belong to a library.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], without: Collection[str] = ()) -> None:
+        self._objects = objects
+        self._without = set(without)
+        self._initial: Numbers = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the current values as those at the start of the script."""
+        self._initial = {name: self._values_of(module) for name, module in self._modules().items()}
+
+    def changed(self) -> Numbers:
+        """Return the values that differ from those at the start of the script."""
+        changed: Numbers = {}
+        for name, module in self._modules().items():
+            initial = self._initial.get(name, {})
+            changed_values = {path: value for path, value in self._values_of(module).items()
+                   if path not in initial or _differ(initial[path], value)}  # fmt: skip
+            if changed_values:
+                changed[name] = changed_values
+        return changed
+
+    def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the values of ``saved``, a result of :meth:`changed`, in the modules."""
+        for name, module in self._modules().items():
+            values = saved.get(name, {})
+            targets: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
+            targets.update((plain_name(path), p) for path, p in module.named_parameters())
+            for key, value in values.items():
+                path, _, attribute = key.rpartition(".")
+                if path in targets:
+                    setattr(targets[path], attribute, value)
+
+    def _modules(self) -> dict[str, Any]:
+        targets = {name: unwrapped(value) for name, value in self._objects.items()}
+        return {name: t for name, t in targets.items() if hasattr(t, "named_modules")}
+
+    def _values_of(self, module: Any) -> dict[str, Any]:
+        names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
+        values = {
+            f"{names[id(attributes)]}.{name}": attributes[name]
+            for attributes, name in plain_attributes(module)
+            if name not in self._without
+        }
+        for path, parameter in module.named_parameters():
+            values[f"{plain_name(path)}.requires_grad"] = parameter.requires_grad
+        return values
 
 
 def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
@@ -29,6 +142,10 @@ def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
         for name, value in vars(part).items()
         if type(value) in (bool, int, float, str) and name not in without
     ]
+
+
+def _differ(first: Any, value: Any) -> bool:
+    return bool(first != value) and not (first != first and value != value)  # NaN is like NaN
 
 
 _FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -195,34 +312,6 @@ def plain_name(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _WRAPPER_NAMES)
 
 
-def names_of(modules: Mapping[str, Any]) -> dict[int, str]:
-    """Return the name of each parameter, prefixed by the name of its module, by the parameter's
-    id.
-    """
-    names: dict[int, str] = {}
-    for name, module in modules.items():
-        for path, parameter in module.named_parameters():
-            names.setdefault(id(parameter), f"{name}.{plain_name(path)}")
-    return names
-
-
-def _modules(objects: Mapping[str, Any]) -> dict[str, Any]:
-    targets = {name: unwrapped(value) for name, value in objects.items()}
-    return {name: t for name, t in targets.items() if hasattr(t, "named_parameters")}
-
-
-def parameter_names(objects: Mapping[str, Any]) -> dict[str, NamesByGroup]:
-    """Return the names of the parameters of each optimizer among ``objects``, by the optimizer's
-    name. Optimizers with parameters that are of no module among ``objects`` are left out.
-    """
-    names = names_of(_modules(objects))
-    by_optimizer = {
-        name: optimizer_state.names_by_group(unwrapped(value), names)
-        for name, value in objects.items()
-    }
-    return {name: groups for name, groups in by_optimizer.items() if groups is not None}
-
-
 def states(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of each of ``objects``, by name."""
     states_by_name: dict[str, Any] = {}
@@ -297,16 +386,13 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
         SnapshotError: a state does not fit its object.
     """
     saved = payload["objects"]
-    names = payload.get("parameter_names", {})
     report_differences(objects, payload, name)
     for key, value in objects.items():
         if key not in saved:
             continue
         target = unwrapped(value)
         try:
-            _report_other_options(key, target, saved[key], name)
-            source = f"The state of {key!r} in snapshot {name}"
-            load_state(target, saved[key], source, objects, names.get(key))
+            load_state(target, saved[key], f"The state of {key!r} in snapshot {name}")
         except (
             RuntimeError,
             ValueError,
@@ -319,34 +405,21 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
     rng.load(payload.get("rng", {}))
 
 
-def load_state(
-    target: Any,
-    state: Any,
-    source: str,
-    objects: Mapping[str, Any] | None = None,
-    saved_names: NamesByGroup | None = None,
-) -> None:
-    """Load ``state`` into one object (without wrappers); a dict is updated in place, with the
-    tensors, lists and dicts in it.
+def load_state(target: Any, state: Any, source: str) -> None:
+    """Load ``state`` into one object (without wrappers); a dict is updated in place.
 
     Args:
         target: the object.
         state: its state.
         source: description of the state, for messages.
-        objects: the script's objects, by name. What a dict has in common with them is not written
-            to, and the names of their parameters are those of an optimizer's parameters.
-        saved_names: an entry of :func:`parameter_names` when the state was taken; None if unknown.
 
     Raises:
         Exception: the object's own error.
     """
-    own_objects = objects or {}
     if isinstance(target, dict):
-        dict_state.load(target, state, map(unwrapped, own_objects.values()))
+        target.update(state)
     elif hasattr(target, "add_param_group"):
-        optimizer_state.load(
-            *(target, state, source, saved_names), lambda: names_of(_modules(own_objects))
-        )
+        load(target, state, source)
     elif _has_marks(state):
         target.load_state_dict(_load_parts(vars(target), state, source))
     else:
@@ -404,56 +477,6 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
                 f"Snapshot {name} also holds {key!r}, which this script does not use; it is "
                 "left out of later snapshots."
             )
-
-
-_SCHEDULER_OPTIONS = {
-    *("T_max", "T_0", "T_mult", "eta_min", "total_steps", "total_iters", "step_size", "gamma"),
-    *("milestones", "_milestones", "start_factor", "end_factor", "power", "base_lrs"),
-}
-"""Attributes of torch's schedulers that the script sets and that a state includes."""
-
-
-def _report_other_options(key: str, target: Any, state: Any, name: str) -> None:
-    """Tell the user which options of a scheduler the snapshot replaces by other values.
-
-    Args:
-        key: name of the scheduler in the script.
-        target: the object; others than schedulers are ignored.
-        state: its state in the snapshot.
-        name: path of the snapshot.
-    """
-    is_scheduler = hasattr(target, "optimizer") and callable(getattr(target, "get_last_lr", None))
-    if not is_scheduler or rank_and_world()[0] != 0:
-        return
-    other = _other_options(state_of(target), state)
-    if other:
-        shown = ", ".join(f"{option} = {old} (script: {new})" for option, new, old in other)
-        report.tell(
-            f"The scheduler {key!r} goes on with the options of snapshot {name}, which are not "
-            f"those of this script: {shown}. To use the script's, set them after restore().",
-            once=f"options of {key}",
-        )
-
-
-def _other_options(own: Any, saved: Any) -> list[tuple[str, Any, Any]]:
-    """Return (option, value in ``own``, value in ``saved``) of the options that differ between two
-    states of a scheduler and of its inner ones.
-    """
-    if isinstance(own, dict) and isinstance(saved, dict):
-        common = [option for option in own if option in saved]
-    elif isinstance(own, list | tuple) and isinstance(saved, list | tuple):
-        pairs = zip(own, saved, strict=False)
-        return [other for pair in pairs for other in _other_options(*pair)]
-    else:
-        return []
-    others: list[tuple[str, Any, Any]] = []
-    for option in common:
-        new, old = own[option], saved[option]
-        if option not in _SCHEDULER_OPTIONS:
-            others += _other_options(new, old)
-        elif new != old and (option != "base_lrs" or len(new) == len(old)):
-            others.append((option, new, old))
-    return others
 
 
 def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:

@@ -92,7 +92,7 @@ def plain_payload(path: str) -> dict[str, Any] | None:
 
 
 FOLDER = "malletrain-snapshots"
-"""Folder, in the job's working folder, for the snapshots of runs whose script sets no
+"""Folder, in the working folder of the script, for the snapshots of runs whose script sets no
 path.
 """
 FILE = "snapshot.pt"
@@ -162,48 +162,14 @@ def to_record(owner: Owner) -> dict[str, str]:
 
 
 def own_path(owner: Owner) -> str:
-    """Return the default path for the snapshots of ``owner``: in a folder below the job's working
-    folder that is named by job, script, arguments and daemon.
+    """Return the default path for the snapshots of ``owner``: in a folder below the working folder
+    that is named by job, script, arguments and daemon.
     """
     stem = os.path.splitext(owner.script)[0] or "run"
     folder = f"{owner.job or 'local'}-{stem}-{owner.arguments[:8]}"
     if owner.daemon:
         folder = f"{folder}.{owner.daemon}"
-    return os.path.abspath(os.path.join(_workdir(), FOLDER, folder, FILE))
-
-
-def _workdir() -> str:
-    """Return the working folder of the job, also if the script has changed that of its process
-    (``os.chdir``, hydra's ``job.chdir``); empty, for the current one, outside MalleTrain.
-    """
-    return os.environ.get(env.WORKDIR, "")
-
-
-def tell_moving_path(path: str | os.PathLike[str]) -> None:
-    """Tell the user if the snapshot's ``path`` depends on a working folder that the script has
-    changed, because another round of the job may change to another folder.
-    """
-    workdir = _workdir()
-    if not workdir or os.path.isabs(path) or os.path.realpath(workdir) == os.getcwd():
-        return
-    report.tell(
-        f"The snapshot's path {os.fspath(path)} is relative to {os.getcwd()}, to which the script "
-        "has changed its working folder. If that is another folder after a change of nodes, as "
-        "with hydra's job.chdir, the run begins anew there: pass an absolute path, or none.",
-        once=f"moving path {os.fspath(path)}",
-    )
-
-
-def tell_new_start(path: str) -> None:
-    """Tell the user that a later round of a job has found no snapshot at ``path``."""
-    round_number = report.generation()
-    if round_number > 1:
-        report.tell(
-            f"Round {round_number} of this job finds no snapshot at {path}, so the training begins "
-            "anew. If an earlier round has saved one, it was at another path: give Snapshot the "
-            "same path in every round, or none.",
-            once=f"new start {path}",
-        )
+    return os.path.abspath(os.path.join(FOLDER, folder, FILE))
 
 
 def daemon_of_folder(folder: str) -> str:
@@ -226,7 +192,7 @@ def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
 
     Args:
         requested: a job id or a path (:func:`resume_source`).
-        workdir: working folder of the job. Default: that of this process's job.
+        workdir: working folder of the job. Default: that of this process.
         daemon: name of the job's daemon; empty for any daemon.
 
     Raises:
@@ -248,13 +214,13 @@ def path_of_job(job: str, workdir: str = "", daemon: str = "") -> str:
 
     Args:
         job: id of the job.
-        workdir: working folder of the job. Default: that of this process's job.
+        workdir: working folder of the job. Default: that of this process.
         daemon: name of the job's daemon; empty for any daemon.
 
     Raises:
         SnapshotError: the job has no snapshot, or several, in the default folder.
     """
-    folder = os.path.join(workdir or _workdir(), FOLDER)
+    folder = os.path.join(workdir, FOLDER)
     paths = sorted(glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(job)}-*", FILE)))
     paths_of_others: list[str] = []
     if daemon:

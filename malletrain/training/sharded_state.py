@@ -15,16 +15,26 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from malletrain.training import dict_state
-from malletrain.training.objects import names_of, unwrapped
+from malletrain.training.objects import plain_name, unwrapped
 from malletrain.training.report import tell
 from malletrain.training.snapshot_file import SnapshotError
 
 _NOT_SAVED = {"params", "param_names"}
 """Keys of a group for which the script's current value is used instead of the saved one."""
+
+
+def names_of(modules: Mapping[str, Any]) -> dict[int, str]:
+    """Return the name of each parameter, prefixed by the name of its module, by the parameter's
+    id.
+    """
+    names: dict[int, str] = {}
+    for name, module in modules.items():
+        for path, parameter in module.named_parameters():
+            names.setdefault(id(parameter), f"{name}.{plain_name(path)}")
+    return names
 
 
 def _labels(optimizer: Any, names: Mapping[int, str]) -> list[str]:
@@ -226,7 +236,6 @@ def put_together(
             second time, before gradients exist.
     """
     names = parameter_names(objects)
-    others = [unwrapped(value) for value in objects.values()]
     buffers: dict[str, Any] = {}
     ready: list[tuple[str, Any, Callable[[], None]]] = []
     for name, value in objects.items():
@@ -237,10 +246,7 @@ def put_together(
                     (
                         name,
                         target,
-                        _loader_for(
-                            *(target, saved[name], names, by_name, shapes, buffers, aside),
-                            others=others,
-                        ),
+                        _loader_for(target, saved[name], names, by_name, shapes, buffers, aside),
                     )
                 )
             except Exception as error:
@@ -261,10 +267,9 @@ def _loader_for(
     shapes: Shapes,
     buffers: dict[str, Any],
     aside: bool,
-    others: Collection[Any],
 ) -> Callable[[], None]:
     """Return a function that loads ``saved`` into ``target`` once the tensors in ``buffers`` are
-    filled. ``others``: the script's objects.
+    filled.
     """
     import torch
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -294,9 +299,9 @@ def _loader_for(
         return lambda: load_by_name(target, state, names)
     own = dict(target) if isinstance(target, dict) else target.state_dict()
     state = _allocate(saved, own, shapes, buffers)
-    if isinstance(target, dict):
-        return lambda: dict_state.load(target, state, others)
-    return lambda: (target.load_state_dict(state), None)[1]
+    return lambda: (
+        target.update(state) if isinstance(target, dict) else target.load_state_dict(state)
+    )
 
 
 def _copy(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:

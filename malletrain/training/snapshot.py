@@ -41,13 +41,12 @@ from malletrain.training.epochs import CountedEpochs
 from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.loop_rates import LoopRates
 from malletrain.training.module_attributes import ModuleAttributes
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import ModuleNumbers
 from malletrain.training.optimizers import UnsavedOptimizers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.scheduler_counters import SchedulerCounters
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
@@ -82,7 +81,7 @@ class Snapshot:
     Args:
         path: path of the newest snapshot, in a folder that all nodes share. The previous one is
             ``path.prev``. Default: a folder for this run below ``malletrain-snapshots`` in the
-            job's working folder, named by job, script and arguments; the log prints it.
+            working folder, named by job, script and arguments; the log prints it.
         every_s: maximum time between snapshots taken by :meth:`step`, seconds; ``math.inf`` for
             snapshots on demand only.
         keep: number of earlier snapshots to keep (``.prev``, ``.prev2``, …).
@@ -144,8 +143,6 @@ class Snapshot:
             path = owner.own_path(self._owner)
             if rank_and_world()[0] == 0:
                 report.tell(f"Snapshots of this run go to {path}.", once=f"path {path}")
-        elif rank_and_world()[0] == 0:
-            owner.tell_moving_path(path)
         self.path = os.path.abspath(os.fspath(path))
         self.every_s = every_s
         self.keep = keep
@@ -169,7 +166,6 @@ class Snapshot:
         self._steps = 0
         self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
-        self._scheduler_counters = SchedulerCounters(objects, self._epochs, self._refusal)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._attributes = ModuleAttributes(self._caller, objects)
         # elastic.Run refuses the updates of others itself
@@ -229,15 +225,12 @@ class Snapshot:
         else:
             payload = self._memory.restore(lambda: self._from_disk(requested))
         due_in = self.every_s
-        if payload is None and self._caller == "Snapshot" and rank_and_world()[0] == 0:
-            owner.tell_new_start(self.path)
         if payload is not None:
             if seeds is not None:
                 seeds.separate()
             self._steps = int(payload.get("steps", 0))
             self._numbers.restore(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
-            self._scheduler_counters.restore(payload.get("scheduler_counters", {}))
             self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
             if seeds is not None:
                 self._epoch_begin.separate(seeds)
@@ -361,9 +354,7 @@ class Snapshot:
             "time": time.time(),
             "steps": self._steps,
             "numbers": self._numbers.changed(),
-            "parameter_names": parts.parameter_names(self._objects),
             "rates": self._rates.state(),
-            "scheduler_counters": self._scheduler_counters.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
             "unsaved_optimizers": self._optimizers.kinds(),

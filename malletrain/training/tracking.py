@@ -9,17 +9,13 @@ but MLflow, in :func:`mlflow_run`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import hashlib
-import importlib.util
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 from malletrain.protocol import env
@@ -30,8 +26,6 @@ _TENSORBOARD = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 WANDB_FLUSH_S = 1.0
 """Time between two writes of W&B's offline file, seconds. W&B's own default is 15."""
 _WANDB_FLUSH = "WANDB__TRANSACTION_LOG_FLUSH_INTERVAL"
-_WANDB_RUN_OPTIONS = ("id", "resume_from", "fork_from")
-"""Options of ``wandb.init()`` that name a run."""
 MLFLOW_TAG = "malletrain.run"
 """Tag of the MLflow run of a job."""
 
@@ -48,64 +42,12 @@ def set_wandb_run() -> None:
     """Make W&B resume the run of this job. Only rank 0 does so: if several processes write to one
     run, W&B keeps each row from one process only. W&B also stores the rows of an offline run more
     often, because a process that is lost without notice loses those that are not stored.
-
-    The second ``wandb.init()`` of a process that opens a new run gets the id with ``-2``, and so
-    on; in live mode, where rank 0 may be another process after a change, all open the same run.
     """
     is_rank_zero = os.environ.get("RANK", "0") == "0"
     if is_rank_zero and run_id() and "WANDB_RUN_ID" not in os.environ:
         os.environ["WANDB_RUN_ID"] = run_id()
         os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault(_WANDB_FLUSH, f"{WANDB_FLUSH_S:g}")
-        if not os.environ.get(env.LIVE):
-            wandb = sys.modules.get("wandb")
-            if wandb is not None:
-                _number_runs(wandb)
-            else:
-                sys.meta_path.insert(0, _NumberRunsOnImport())
-
-
-def _number_runs(wandb: Any) -> None:
-    """Make ``wandb.init()`` open runs with numbered ids."""
-    original = wandb.init
-    job_run = run_id()
-    count = 0
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
-        # init() returns the run that is open, unless it is told to make another
-        opens = wandb.run is None or bool(kwargs.get("reinit"))
-        names_own = bool(args) or any(map(kwargs.get, _WANDB_RUN_OPTIONS))
-        if opens and not names_own and os.environ.get("WANDB_RUN_ID") == job_run:
-            count += 1
-            if count > 1:
-                kwargs["id"] = f"{job_run}-{count}"
-        return original(*args, **kwargs)
-
-    wandb.init = init
-
-
-class _NumberRunsOnImport(MetaPathFinder):
-    """Calls :func:`_number_runs` when the script imports W&B."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of W&B; None for other modules."""
-        if fullname != "wandb":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is not None:
-            execute = loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                if hasattr(module, "init"):
-                    _number_runs(module)
-
-            loader.exec_module = exec_module
-        return spec
 
 
 def mlflow_run(experiment: str | None = None) -> str:

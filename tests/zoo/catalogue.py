@@ -37,7 +37,7 @@ _RESTART = {
     ),
     "state_reports": (
         *("rebuilt_scheduler", "drawn", "two_loaders", "schedule_free", "contrast"),
-        *("optimizers_in_list", "centered"),
+        "optimizers_in_list",
     ),
     "epoch_begins": (
         *("scheduled_first", "decayed_first", "epoch_sums", "teacher_first", "drawn_first"),
@@ -86,7 +86,7 @@ _LIVE = {
     ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
-        *("optimizers_in_list", "centered"),
+        "optimizers_in_list",
     ),
 }
 _BY_RANK_0 = (

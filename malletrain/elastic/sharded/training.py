@@ -47,7 +47,7 @@ from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.state import StateError
 from malletrain.elastic.training import Training
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.training import dict_state, report, rng
+from malletrain.training import report, rng
 from malletrain.training.sharded_state import take_apart
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot import Snapshot
@@ -474,7 +474,7 @@ class ShardedTraining(Training):
         initial_state = pickle.loads(self._initial_state)
         for name, value in self.others.items():
             if isinstance(value, dict):
-                dict_state.load(value, initial_state[name], self.others.values())
+                value.update(initial_state[name])
             else:
                 value.load_state_dict(initial_state[name])
         if self.snapshot is None or not self.snapshot.restore():

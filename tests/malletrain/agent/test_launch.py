@@ -127,7 +127,6 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "MALLETRAIN_JOB": "j1",
         "MALLETRAIN_DAEMON_ID": "d1",
-        "MALLETRAIN_WORKDIR": launch.spec.workdir,
         "MALLETRAIN_SOCKET": "/w",
         "MALLETRAIN_FLAGS": "/f",
         "MALLETRAIN_STEP_TIMES": "1",

@@ -9,9 +9,7 @@ from torch import nn
 from malletrain import Snapshot
 from malletrain.elastic.state import Holder
 from malletrain.elastic.training import StateBeforeStep
-from malletrain.training import report
-from malletrain.training.module_numbers import ModuleNumbers
-from malletrain.training.objects import schedule
+from malletrain.training.objects import ModuleNumbers, schedule
 from tests.malletrain.training.worker_side import as_plain_script
 
 
@@ -126,64 +124,3 @@ def test_what_is_recorded_is_restored_after_parameters_were_forgotten_or_attribu
     model.updates = 7
     start.restore(())
     assert not hasattr(model, "updates")
-
-
-class Rotary(nn.Module):
-    """A table of positions and its length, as in xformers and esm, and statistics with a flag."""
-
-    def __init__(self):
-        super().__init__()
-        self.length_cached, self.table = None, None
-        self.fitted, self.mean = False, torch.zeros(2)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("causal", torch.ones(2), persistent=False)
-
-    def forward(self, x):
-        if self.length_cached != len(x):
-            self.length_cached, self.table = len(x), torch.arange(float(len(x)))
-        if not self.fitted:
-            self.mean, self.fitted = x.mean(0), True
-        self.drop.p *= 0.5
-        return (x - self.mean) * self.table[:, None]
-
-
-def test_a_number_that_describes_an_unsaved_tensor_is_left_out(capsys):
-    report.sentence_keys.clear()
-    first, second = Rotary(), Rotary()
-    numbers = ModuleNumbers({"net": first})
-    x = torch.arange(6.0).reshape(3, 2)
-    expected = first(x)
-    assert numbers.changed() == {"net": {"drop.p": 0.25}}
-    numbers.changed()
-    log = capsys.readouterr().err
-    assert (
-        log.count("net.length_cached, net.fitted: not saved")
-        + log.count("net.fitted, net.length_cached: not saved")
-        == 1
-    )
-    after = ModuleNumbers({"net": second})
-    after.restore({"net": {".length_cached": 3, "drop.p": 0.25}})  # of an older snapshot
-    assert (second.length_cached, second.drop.p) == (None, 0.25)
-    assert torch.equal(second(x), expected)
-
-
-@pytest.mark.parametrize("tensor", ["mean", "causal"])
-def test_a_tensor_that_moves_or_is_made_anew_has_not_changed(tensor):
-    net = Rotary()
-    numbers = ModuleNumbers({"net": net})
-    setattr(net, tensor, getattr(net, tensor).double())
-    net.fitted = True
-    assert numbers.changed() == {"net": {".fitted": True}}
-    getattr(net, tensor).add_(1)
-    assert numbers.changed() == {}
-    assert numbers.changed(for_this_process=True) == {"net": {".fitted": True}}
-
-
-def test_a_detached_tensor_takes_no_temperature_and_no_counter_away():
-    net = Rotary()
-    net.temperature, net.count = 1.0, 0
-    numbers = ModuleNumbers({"net": net})
-    net.table, net.temperature, net.count = torch.ones(3, 5), 0.5, 7
-    assert numbers.changed() == {"net": {".temperature": 0.5, ".count": 7}}
-    net.count = 5  # may be the number of the table's columns
-    assert numbers.changed() == {"net": {".temperature": 0.5}}

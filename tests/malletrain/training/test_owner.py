@@ -125,34 +125,6 @@ def test_without_a_path_each_job_has_a_folder_of_its_own(tmp_path, monkeypatch, 
             Snapshot(facts=facts).restore()
 
 
-def test_a_script_that_changes_its_folder_finds_its_snapshot_again(tmp_path, monkeypatch, capsys):
-    first, second = tmp_path / "outputs-1", tmp_path / "outputs-2"
-    first.mkdir()
-    second.mkdir()
-    with as_worker(monkeypatch):
-        be(monkeypatch, "j1")
-        monkeypatch.setenv("MALLETRAIN_WORKDIR", str(tmp_path))
-        monkeypatch.setenv("MALLETRAIN_GENERATION", "2")
-        monkeypatch.chdir(first)
-        snapshot = Snapshot(facts={"step": 1})
-        assert not snapshot.restore()
-        assert (
-            f"Round 2 of this job finds no snapshot at {snapshot.path}" in capsys.readouterr().err
-        )
-        assert snapshot.save()
-        monkeypatch.chdir(second)
-        facts = {}
-        assert Snapshot(facts=facts).restore()
-        assert facts == {"step": 1}
-        assert owner.path_of("j1") == snapshot.path
-        assert "finds no snapshot" not in capsys.readouterr().err
-        Snapshot("own.pt", facts=facts)
-        assert f"own.pt is relative to {second}" in capsys.readouterr().err
-        monkeypatch.chdir(tmp_path)
-        Snapshot("other.pt", facts=facts)
-        assert "is relative to" not in capsys.readouterr().err
-
-
 def test_it_works_outside_malletrain_too(tmp_path, monkeypatch, capsys):
     with as_plain_script(monkeypatch):
         first = Snapshot(facts={"n": 1})

@@ -15,12 +15,7 @@ from malletrain import elastic
 from tests.zoo.scripts.live import Training
 from tests.zoo.scripts.parts import BATCH, EPOCHS, SAMPLES, Numbered, evaluate, rate
 from tests.zoo.scripts.reports import Annealed, GradualWarmup, ModelEma
-from tests.zoo.scripts.state_reports import (
-    Contrast,
-    ScheduleFree,
-    move_center,
-    with_positions,
-)
+from tests.zoo.scripts.state_reports import Contrast, ScheduleFree
 from tests.zoo.trace import Trace
 
 
@@ -164,26 +159,3 @@ def optimizers_in_list(trace: Trace) -> None:
                 trace.step(key, numbers, lr, other=other)
     run.save()
     trace.finish(t.model)
-
-
-def centered(trace: Trace) -> None:
-    """A center that is a variable of the script too (dino#188), and a table in the model."""
-    t = Training(trace)
-    t.model = with_positions()
-    t.optimizer = torch.optim.SGD(t.model.parameters(), lr=0.1, momentum=0.9)
-    center = torch.zeros(1, dtype=torch.float64)
-    t.facts["center"] = center
-    t.begin()
-    for epoch in t.sampler.epochs(EPOCHS):
-        for x, y, numbers in t.run.batches(t.loader):
-            key = (epoch, t.sampler.position)
-            with t.run.step() as step:
-                t.optimizer.zero_grad()
-                out = t.net(x)
-                (mse_loss(out - center, y) * t.run.loss_weight).backward()
-                move_center(center, out)
-                t.optimizer.step()
-            if not step.aborted:
-                trace.step(key, numbers, rate(t.optimizer), center=float(center))
-        trace.note("evaluation", epoch, loss=evaluate(t.model))
-    t.end()

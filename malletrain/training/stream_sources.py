@@ -61,12 +61,24 @@ class HubShards:
         return iter(shard_dataset.skip(start) if start else shard_dataset)
 
 
+_COUNTS_RECORDS = {"SkipExamplesIterable": "skip", "TakeExamplesIterable": "take"}
+"""Parts of a dataset that count records over all shards, by class, with the method that adds each.
+"""
+_MIN_RANDOM_ENTROPY = 1 << 64
+"""Minimum entropy of a generator that counts as not seeded. numpy draws 128 random bits for a
+generator without a seed.
+"""
+
+
 def hub_shards(dataset: Any) -> tuple[range, Callable[..., Iterator[Any]]]:
     """Return (shards, read) of a Hugging Face dataset in streaming mode, for
     ``ElasticStream(*hub_shards(dataset), …)``.
 
     Raises:
         TypeError: ``dataset`` is not a streaming dataset, or has no shards.
+        ValueError: its shards together are not its records, or not the same ones on every rank: it
+            is divided by rank (``split_dataset_by_node``), shuffled or interleaved without a seed,
+            or cut by ``skip()`` or ``take()``.
     """
     shards = HubShards(dataset)
     if not shards.count or not callable(getattr(dataset, "shard", None)):
@@ -74,4 +86,51 @@ def hub_shards(dataset: Any) -> tuple[range, Callable[..., Iterator[Any]]]:
             f"hub_shards takes a dataset of load_dataset(…, streaming=True), not a "
             f"{type(dataset).__name__}. For one that has a length use ElasticSampler."
         )
+    _check_shards(dataset, shards.count)
     return range(shards.count), shards
+
+
+def _check_shards(dataset: Any, count: int) -> None:
+    """Raise ValueError if the ``count`` shards of ``dataset`` are not all its records, the same on
+    every rank. The library has no public method that says so.
+    """
+    if getattr(dataset, "_distributed", None) is not None:
+        raise ValueError(
+            "hub_shards takes the whole dataset, and this one is divided by rank: ElasticStream "
+            "divides it again, and most records would never be trained on. Leave out "
+            "split_dataset_by_node()."
+        )
+    old_shuffling = getattr(dataset, "_shuffling", None)  # in older versions of datasets
+    parts = _parts_of(getattr(dataset, "_ex_iterable", None))
+    if any(_has_no_seed(part) for part in (old_shuffling, *parts)):
+        raise ValueError(
+            "hub_shards takes a dataset that every process reads in the same order, and this one "
+            "is shuffled or interleaved without a seed: each process draws its own order, and "
+            "records would be lost and repeated. Pass a seed below 2**64: "
+            "dataset.shuffle(seed=0, …), interleave_datasets(…, seed=0)."
+        )
+    cut_by = sorted({_COUNTS_RECORDS.get(type(part).__name__, "") for part in parts} - {""})
+    if cut_by and count > 1:
+        method = cut_by[0]
+        raise ValueError(
+            f"hub_shards reads each of the {count} shards on its own, and .{method}() would "
+            f"{method} records of every shard, not the first records of the dataset. Divide the "
+            "shards instead: ElasticStream(shards[1:], read, …) trains on all but the first "
+            "shard, and dataset.shard(num_shards=dataset.num_shards, index=0) is the first."
+        )
+
+
+def _parts_of(iterable: Any) -> list[Any]:
+    """Return ``iterable`` of a dataset and the ones that it reads from."""
+    if iterable is None:
+        return []
+    inner = [getattr(iterable, "ex_iterable", None), *getattr(iterable, "ex_iterables", ())]
+    return [iterable, *(part for each in inner for part in _parts_of(each))]
+
+
+def _has_no_seed(part: Any) -> bool:
+    """Return whether ``part`` of a dataset draws from a generator that was made without a seed."""
+    bits = getattr(getattr(part, "generator", None), "bit_generator", None)
+    sequence = getattr(bits, "seed_seq", getattr(bits, "_seed_seq", None))
+    entropy = getattr(sequence, "entropy", None)
+    return isinstance(entropy, int) and entropy >= _MIN_RANDOM_ENTROPY

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from datetime import timedelta
 
+import numpy
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -324,3 +325,61 @@ def test_a_hub_dataset_in_streaming_mode_goes_on_in_the_middle_of_a_shard():
     assert [record["text"] for record in seen] == [f"{s}-{n}" for s in range(3) for n in range(4)]
     with pytest.raises(TypeError, match="hub_shards takes a dataset of load_dataset"):
         hub_shards([1])
+
+
+class SkipExamplesIterable:
+    """A part of a Hugging Face dataset, by its attributes."""
+
+    def __init__(self, ex_iterable=None, generator=None):
+        self.ex_iterable, self.generator = ex_iterable, generator
+
+
+class TakeExamplesIterable(SkipExamplesIterable):
+    pass
+
+
+class OtherExamplesIterable(SkipExamplesIterable):
+    pass
+
+
+class Interleaved:
+    def __init__(self, *ex_iterables):
+        self.ex_iterables = ex_iterables
+
+
+def divided(**attributes):
+    """A dataset with private attributes of Hugging Face's."""
+    dataset = HubDataset()
+    vars(dataset).update(attributes)
+    return dataset
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"_distributed": object()}, "Leave out split_dataset_by_node"),
+        (
+            {"_ex_iterable": OtherExamplesIterable(generator=numpy.random.default_rng())},
+            "without a seed.*Pass a seed",
+        ),
+        (
+            {"_shuffling": OtherExamplesIterable(generator=numpy.random.default_rng())},
+            "without a seed.*Pass a seed",
+        ),
+        ({"_ex_iterable": SkipExamplesIterable()}, r"\.skip\(\) would skip"),
+        (
+            {"_ex_iterable": Interleaved(None, OtherExamplesIterable(TakeExamplesIterable()))},
+            r"\.take\(\) would take records of every shard",
+        ),
+    ],
+)
+def test_a_hub_dataset_whose_shards_are_not_its_records_is_refused(attributes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        hub_shards(divided(**attributes))
+
+
+def test_a_hub_dataset_with_a_seed_or_cut_in_its_only_shard_is_accepted():
+    seeded = OtherExamplesIterable(generator=numpy.random.default_rng(42))
+    assert hub_shards(divided(_ex_iterable=seeded, _distributed=None))[0] == range(3)
+    cut = divided(_ex_iterable=TakeExamplesIterable(seeded), num_shards=1)
+    assert hub_shards(cut)[0] == range(1)

@@ -156,7 +156,8 @@ class StateBeforeStep:
     def keep(self) -> None:
         """Record the state at the beginning of a step."""
         buffers = [b for module in self._modules for b in module.buffers()]
-        if [id(b) for b in buffers] != [id(b) for b in self._buffers]:
+        copied = zip(self._buffers, self._buffer_copies, strict=True)
+        if [(id(b), b.shape) for b in buffers] != [(id(b), c.shape) for b, c in copied]:
             self._buffers = buffers
             self._buffer_copies = [b.detach().clone() for b in buffers]
         else:
@@ -199,6 +200,8 @@ class StateBeforeStep:
         restored = True
         with torch.no_grad():
             for saved, buffer in zip(self._buffer_copies, self._buffers, strict=True):
+                if buffer.shape != saved.shape:  # by an observer of a quantized layer
+                    buffer.resize_(saved.shape)
                 buffer.copy_(saved)
             for (attributes, name), value in zip(
                 self._attributes_before, self._attribute_values, strict=True

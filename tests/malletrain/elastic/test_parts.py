@@ -90,6 +90,21 @@ def test_a_discarded_step_leaves_nothing_behind():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_step_may_resize_a_buffer():
+    model = torch.nn.Module()
+    model.register_buffer("scale", torch.ones(1))  # as FakeQuantize does for each channel
+    start = StateBeforeStep([model])
+    start.keep()
+    model.scale.resize_(4).fill_(2.0)
+    assert start.restore([])
+    assert torch.equal(model.scale, torch.ones(1))
+    model.scale.resize_(4).fill_(2.0)
+    start.keep()
+    model.scale.fill_(3.0)
+    assert start.restore([])
+    assert torch.equal(model.scale, torch.full((4,), 2.0))
+
+
 @pytest.mark.parametrize(
     "weight",
     [

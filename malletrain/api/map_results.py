@@ -126,8 +126,8 @@ class MapResults(Iterator[R], Generic[R]):
         if self._read_files() and self._available() is not None:
             return
         try:
+            state = self.job.refresh().state  # first: an ended job's counts are final
             view = self._client.do(operations.tasks(self.job.id, limit=0))
-            state = self.job.refresh().state
             if view.counts["failed"]:
                 self._set_failed(self.job)
         except Unreachable:  # such as during a restart of the daemon

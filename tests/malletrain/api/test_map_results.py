@@ -1,0 +1,46 @@
+"""What ``client.map`` says of tasks without results, whenever the farm ends."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from malletrain.api.map_results import MapResults
+from malletrain.protocol.views import TasksView, TaskView
+from malletrain.training.functions import FunctionLost
+
+FAILED = TaskView(0, ("x",), "failed", tries=1, exit_code=9, tail="no memory")
+
+
+class Farm:
+    """A daemon whose farm of one task fails after ``answers`` answers."""
+
+    def __init__(self, answers):
+        self.answers = answers
+        self.id, self.name = "j5", "leave"
+        self.view = SimpleNamespace(reason="1 of 1 tasks failed")
+
+    def has_ended(self):
+        self.answers -= 1
+        return self.answers < 0
+
+    def refresh(self):
+        return SimpleNamespace(state="failed" if self.has_ended() else "running")
+
+    def do(self, operation):
+        assert operation.op == "tasks"
+        if not self.has_ended():
+            return TasksView("j5", ("x",), 1, {"failed": 0, "done": 0})
+        after = operation.params["after"]
+        tasks = (FAILED,) if operation.params["limit"] and after < 0 else ()
+        return TasksView("j5", ("x",), 1, {"failed": 1, "done": 0}, tasks)
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2, 3])
+def test_the_end_of_a_process_is_named_whenever_the_farm_ends(tmp_path, answers):
+    (tmp_path / "results").mkdir()
+    farm = Farm(answers)
+    results = MapResults(farm, farm, tmp_path, [1], True, None)
+    with pytest.raises(FunctionLost, match=r"ended with exit code 9\.\nno memory"):
+        next(results)

@@ -68,7 +68,7 @@ def _maybe_location(value: object, info: ValidationInfo) -> object:
 
 def _off(value: object) -> BeforeValidator:
     """Return a validator that replaces ``"off"`` by the other value that means it."""
-    return BeforeValidator(lambda given: value if given == OFF else given)
+    return BeforeValidator(lambda raw: value if raw == OFF else raw)
 
 
 def _show_or_off(value: float | str) -> float | str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -23,6 +24,7 @@ MIN_CHECK_INTERVAL_S = 0.4
 """Minimum time between two checks of the file, seconds. Users with open requests are checked twice
 a second, so a removed user loses access within a second."""
 TIMEOUT_S = 10.0
+_SURROGATE = re.compile("[\udc80-\udcff]")
 _REFUSALS = {
     15: "the credential is too old; do the clocks of this machine and the daemon's agree?",
     16: "the credential is of the future; do the clocks of this machine and the daemon's agree?",
@@ -49,6 +51,9 @@ class UserList:
 def parse_users(text: str, where: str = "list of users") -> UserList:
     """Return the users in ``text``: ``NAME KEY`` on each line, ``#`` begins a comment; a user may
     have several keys. A wrong line is ignored and reported; the others are valid.
+
+    A byte that is not UTF-8 text is a surrogate in ``text``, as Python's ``surrogateescape`` makes
+    it. Comments may have such bytes.
     """
     users: dict[str, str] = {}
     problems: list[str] = []
@@ -57,7 +62,11 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
         if not words or words[0].startswith("#"):
             continue
         place = f"{where}, line {number}"
-        if len(words) < 2 or not is_key(words[1]) or (len(words) > 2 and words[2][0] != "#"):
+        if any(_SURROGATE.search(word) for word in words[:2]):
+            problems.append(
+                f"{place}, is left out: it is not UTF-8 text; save the file in that encoding."
+            )
+        elif len(words) < 2 or not is_key(words[1]) or (len(words) > 2 and words[2][0] != "#"):
             problems.append(
                 f"{place}, is left out: it must be a user name and a key, as 'malletrain key' "
                 "prints them."
@@ -80,10 +89,9 @@ def read_users(path: Path) -> UserList:
     """
     try:
         status = path.stat()
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsersError(f"The list of users {path} cannot be read: {why}.") from None
+        text = path.read_text("utf-8", "surrogateescape")
+    except OSError as error:
+        raise UsersError(f"The list of users {path} cannot be read: {error.strerror}.") from None
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsersError(
             f"The list of users {path} can be written by others, who could make themselves "

@@ -63,6 +63,19 @@ def test_a_wrong_line_costs_itself_and_is_told(line, words):
     assert re.search(words, problem)
 
 
+def test_a_byte_of_another_encoding_costs_no_other_line(tmp_path):
+    """As an editor in Latin-1 saves names with umlauts."""
+    carl, path = new_pair().public, tmp_path / "users"
+    lines = f"# Gruppe Müller\nada {ADA}  # Frau Müller\nmüller {BOB}\ncarl {carl}\n"
+    path.write_bytes(lines.encode("latin-1"))
+    path.chmod(0o644)
+    user_list = read_users(path)
+    assert user_list.users == {ADA: "ada", carl: "carl"}
+    assert user_list.problems == (
+        f"{path}, line 3, is left out: it is not UTF-8 text; save the file in that encoding.",
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     ["ann@corp.example", "CORP\\ann", "ann+hpc", "007ann", "Ann", "änne", "安", "a.b-c", "host$"],

@@ -46,6 +46,8 @@ class UserList:
     """Key → user."""
     problems: tuple[str, ...] = ()
     """A sentence for each line that is ignored."""
+    ignored_keys: frozenset[str] = frozenset()
+    """Keys in ignored lines that no other line gives to a user."""
 
 
 def parse_users(text: str, where: str = "list of users") -> UserList:
@@ -57,11 +59,12 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
     """
     users: dict[str, str] = {}
     problems: list[str] = []
+    ignored_keys: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        place = f"{where}, line {number}"
+        place, count = f"{where}, line {number}", len(problems)
         if any(_SURROGATE.search(word) for word in words[:2]):
             problems.append(
                 f"{place}, is left out: it is not UTF-8 text; save the file in that encoding."
@@ -80,7 +83,9 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
             problems.append(
                 f"{place}, is left out: the key of {words[0]} is that of {users[words[1]]} already."
             )
-    return UserList(users, tuple(problems))
+        if len(problems) > count:
+            ignored_keys.update(filter(is_key, words))
+    return UserList(users, tuple(problems), frozenset(ignored_keys - users.keys()))
 
 
 def read_users(path: Path) -> UserList:
@@ -121,6 +126,10 @@ class Users:
         if time.monotonic() - self._checked_at >= MIN_CHECK_INTERVAL_S:
             self._check_file()
         return self._list.users.get(key)
+
+    def is_ignored(self, key: str) -> bool:
+        """Return whether the list has this key only in lines that are ignored."""
+        return key in self._list.ignored_keys
 
     def problems(self) -> tuple[str, ...]:
         """Return the problems of the list, a sentence each: why the file cannot be read, and which

@@ -61,6 +61,7 @@ def test_a_wrong_line_costs_itself_and_is_told(line, words):
         return
     (problem,) = user_list.problems
     assert re.search(words, problem)
+    assert user_list.ignored_keys == ({BOB} if BOB in line else frozenset()), line
 
 
 def test_a_byte_of_another_encoding_costs_no_other_line(tmp_path):

@@ -23,7 +23,6 @@ from scavenger.slurm.parse import read_duration
 from scavenger.slurm.site import SlurmSite
 
 CLUSTER = "PreemptExemptTime"
-DEFAULT_QOS = "normal"
 HETEROGENEOUS_DELAY_S = 30.0
 """Time for which Slurm puts off a component of a heterogeneous job (reason ``BeginTime``) if its
 nodes are not free yet when it first could start; measured with Slurm 22.05, also without leases.
@@ -61,14 +60,14 @@ def longest_wait(
     Args:
         site: the Slurm site.
         partition: partition of the leases; empty if it is not set.
-        qos: QOS of the leases; empty if it is not set.
+        qos: QOS of the leases; empty if it is not set, so that Slurm chooses it.
         exempt_of: QOS → its PreemptExemptTime, seconds; None if it is not set. A set value takes
             precedence over that of the cluster.
     """
     configured = site.partitions.get(partition)
     named = [
         name
-        for name in (configured.qos if configured is not None else "", qos or DEFAULT_QOS)
+        for name in (configured.qos if configured is not None else "", qos or site.association.qos)
         if name
     ]
     by_qos = {n: s for n in named if (s := exempt_of.get(n)) is not None}

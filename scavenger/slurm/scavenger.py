@@ -70,7 +70,14 @@ from scavenger.slurm.job import (
     shared_script,
     split_by_lease,
 )
-from scavenger.slurm.limits import AtLimit, LimitWatch, longest_lease, max_walls, most_memory_mb
+from scavenger.slurm.limits import (
+    AtLimit,
+    LimitWatch,
+    lease_association,
+    longest_lease,
+    max_walls,
+    most_memory_mb,
+)
 from scavenger.slurm.parse import (
     OF_THIS_CLUSTER,
     SQUEUE_FIELDS,
@@ -312,7 +319,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _ask_site(self) -> SlurmSite:
         site = ask_site(self.commands)
-        site = replace(site, max_wall=max_walls(self.commands, site))
+        site = replace(
+            site,
+            max_wall=max_walls(self.commands, site),
+            association=lease_association(self.commands, site, self.settings),
+        )
         if not self._settled:
             self.source = source_for(self.api, self.commands, site.version)
             self._settled = True

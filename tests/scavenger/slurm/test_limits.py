@@ -179,9 +179,14 @@ def test_what_check_says_of_a_limit(ours, works, words):
 
 
 ASSOC = """\
-|||200||node=10
-me|40|100|||
-ann|7||||
+||root||||200||node=10
+me|||40|100|node=0|||
+ann|||7|||||
+"""
+"""Of sacctmgr -nP show assoc, in the order that check asks for."""
+ROOT = """\
+||||||||cpu=5000
+root||||||||
 """
 
 
@@ -190,15 +195,16 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
     slurm.file("config", world.CONFIG + "AccountingStorageEnforce = associations,limits,qos\n")
     slurm.tools.runs(
         "sacctmgr",
-        'case "$*" in *" user "*) echo phys;; *" assoc "*) cat "$here/assoc";; *) echo "low||3";; '
-        "esac; exit 0",
+        'case "$*" in *" user "*) echo phys;; *defaultqos*) ;; *account=root*) cat "$here/root";; '
+        '*" assoc "*) cat "$here/assoc";; *) echo "low||3||||||";; esac; exit 0',
     )
     slurm.file("assoc", ASSOC)
+    slurm.file("root", ROOT)
     one = slurm.scavenger(max_leases_per_user=40)
     findings = {
         sentence: works
         for works, sentence in one.check()
-        if "limit" in sentence or "allows" in sentence
+        if "limit" in sentence or "allows" in sentence or "Max" in sentence
     }
     assert [
         works
@@ -213,10 +219,16 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
     [shared] = [s for s in findings if "limits of account phys (GrpJobs=200, GrpTRES=node=10)" in s]
     assert findings[shared] is False
     assert "leave_at_limits = true" in shared
+    [none] = [s for s in findings if s.startswith("MaxTRESPerJob of the association of me")]
+    assert findings[none] is False
+    assert "is node=0, so that no lease can start" in none
+    parent = "Leases count against the limits of account root, a parent of phys (GrpTRES=cpu=5000)"
+    assert [works for s, works in findings.items() if s.startswith(parent)] == [False]
     options = SlurmLeaseOptions(partition="preemptable", qos="low", leave_at_limits=True)
     findings = {s: w for w, s in slurm.scavenger(lease=options, max_leases_per_user=2).check()}
     assert [w for s, w in findings.items() if "MaxSubmitJobsPerUser of QOS low" in s] == [True]
     assert [w for s, w in findings.items() if "they leave for its jobs" in s] == [True]
+    assert [w for s, w in findings.items() if s.startswith(parent)] == [None]
 
 
 QOS = """\

@@ -18,11 +18,15 @@ def slurm(tmp_path):
     return World(tmp_path)
 
 
-def configured(slurm, max_time="1-00:00:00", qos="N/A", walls=""):
+def configured(slurm, max_time="1-00:00:00", qos="N/A", walls="", associations=""):
     partitions = world.PARTITIONS.replace("MaxTime=1-00:00:00", f"MaxTime={max_time} QoS={qos}")
     slurm.file("partitions", partitions)
     slurm.file("config", world.CONFIG + ENFORCED)
-    slurm.tools.runs("sacctmgr", f"case \"$*\" in *maxwall*) printf '{walls}';; esac")
+    slurm.tools.runs(
+        "sacctmgr",
+        f"case \"$*\" in *' user '*) echo phys;; *' assoc '*maxwall*) printf '{associations}';; "
+        f"*' qos '*maxwall*) printf '{walls}';; esac; exit 0",
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,45 @@ def test_the_limit_is_taken_and_told(slurm, max_time, qos, walls, minutes, by):
     configured(slurm, max_time, qos, walls)
     lease = SlurmLeaseOptions(partition="preemptable", qos="low")
     scavenger = slurm.ready(lease=lease)
+    [one] = scavenger.take([request(1)])
+    assert one.state == LeaseState.PENDING
+    assert f"--time={minutes} " in slurm.tools.calls("sbatch")[-1]
+    sentences = [s for works, s in scavenger.check() if works and "sooner than time_limit" in s]
+    assert len(sentences) == (by is not None)
+    assert by is None or by in sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("qos", "walls", "associations", "minutes", "by"),
+    [
+        ("", "normal|00:20:00\\n", "me|||normal,low|\\n", 20, "MaxWall of QOS normal"),
+        ("", "normal|00:20:00\\n", "", 20, "MaxWall of QOS normal"),
+        ("", "low|00:10:00\\n", "me||low|normal,low|\\n", 10, "MaxWall of QOS low"),
+        ("", "low|00:10:00\\n", "me|||low|\\n", 10, "MaxWall of QOS low"),
+        ("", "normal|\\n", "me|||normal|00:30:00\\n", 30, "association with account phys"),
+        ("low", "low|\\n", "me|||normal,low|00:30:00\\n", 30, "association with account phys"),
+        ("low", "low|02:00:00\\n", "me|||low|00:30:00\\n", 120, "MaxWall of QOS low"),
+        ("", "", "me||||02:00:00\\nme|preemptable|||00:40:00\\n", 40, "association with"),
+        ("", "", "me|other|||00:40:00\\nann||||00:50:00\\n", 720, None),
+    ],
+    ids=[
+        "default QOS of the cluster",
+        "an association that is not shown",
+        "default QOS of the association",
+        "the only QOS of the association",
+        "the association",
+        "the association beside a QOS without a limit",
+        "a QOS lifts the limit of the association",
+        "an association for the partition",
+        "associations for others",
+    ],
+)
+def test_the_limits_that_nobody_named_are_taken_and_told(
+    slurm, qos, walls, associations, minutes, by
+):
+    """Those of the QOS that Slurm chooses, and of the association and its parents."""
+    configured(slurm, walls=walls, max_time="UNLIMITED", associations=associations)
+    scavenger = slurm.ready(lease=SlurmLeaseOptions(partition="preemptable", qos=qos))
     [one] = scavenger.take([request(1)])
     assert one.state == LeaseState.PENDING
     assert f"--time={minutes} " in slurm.tools.calls("sbatch")[-1]

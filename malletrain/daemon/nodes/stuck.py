@@ -15,6 +15,7 @@ owner is notified: not every script reports.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import ShowStacks, Stacks
 from malletrain.protocol.stacks import MOST_WORKERS
 from malletrain.rounds.interface import RoundStage
+from scavenger.hostlist import named
 
 PAUSE_RATIO = 5
 """Ratio of the silence that counts as a hang to the longest pause between reports."""
@@ -264,18 +266,32 @@ class HungSteps:
 
 def _places(rhythm: _Rhythm) -> str:
     """Return the places of the workers as words, grouped by place."""
-    places: dict[str, list[str]] = {}
+    places: dict[str, list[tuple[int, str]]] = {}
     for rank, stack in sorted(rhythm.stacks.items()):
-        who = f"rank {rank} on {stack.node}" if rank >= 0 else f"a worker on {stack.node}"
-        places.setdefault(stack.place or "alive", []).append(who)
+        places.setdefault(stack.place or "alive", []).append((rank, stack.node))
     if not places:
         return "no agent found a living worker"
     phrases = [
-        f"{', '.join(who[:3])}{f' and {len(who) - 3} more' if len(who) > 3 else ''} "
-        f"{'stand' if len(who) > 1 else 'stands'} {place}"
-        for place, who in list(places.items())[:4]
+        f"{_workers(workers)} {'stand' if len(workers) > 1 else 'stands'} {place}"
+        for place, workers in list(places.items())[:4]
     ]
     return "; ".join(phrases)
+
+
+def _workers(workers: Sequence[tuple[int, str]]) -> str:
+    """Return workers as words, such as ``ranks [0-7] on n[1-2]``. ``workers``: (rank, node); a
+    negative rank is not known.
+    """
+    ranks = [rank for rank, _ in workers if rank >= 0]
+    unknown = len(workers) - len(ranks)
+    phrases = []
+    if ranks:
+        words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {named(map(str, ranks))}"
+        phrases.append(f"{words} on {named(node for rank, node in workers if rank >= 0)}")
+    if unknown:
+        words = "a worker" if unknown == 1 else f"{unknown} workers"
+        phrases.append(f"{words} on {named(node for rank, node in workers if rank < 0)}")
+    return " and ".join(phrases)
 
 
 def innermost(text: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from malletrain.protocol import messages, wire
+from malletrain.protocol.payloads import Notification, SoftwareEnvironment
 
 HONEST = [
     messages.Hello(
@@ -68,6 +69,34 @@ HONEST = [
 @pytest.mark.parametrize("message", HONEST, ids=lambda m: type(m).__name__)
 def test_what_is_sent_arrives(message):
     assert wire.decode(wire.encode(message)) == message
+    tag, payload = wire.encode(message)
+    newer = [tag, msgspec.msgpack.encode({**msgspec.msgpack.decode(payload), "surprise": [1]})]
+    with pytest.raises(wire.WireError, match="unknown field `surprise`"):
+        wire.decode(newer)
+    assert wire.decode(newer, newer=True) == message
+
+
+def test_what_an_agent_does_not_know_of_a_newer_daemon_is_left_out_wherever_it_stands():
+    spec = messages.JobSpec(
+        "j",
+        "ann",
+        "/x.py",
+        "/",
+        "python",
+        software=SoftwareEnvironment(modules=("cuda",)),
+        notify=(Notification("ann@x", "mail", ("end",)),),
+        links={"surprise": "http://n1"},
+    )
+    message = messages.Assign("j1", spec)
+    body = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    inner = body["spec"]
+    for part in (body, inner, inner["software"], inner["notify"][0]):
+        part["surprise"] = {"a": 1}
+    newer = [wire.PROTOCOL, msgspec.msgpack.encode(body)]
+    assert wire.decode(newer, newer=True) == message
+    body["job"] = 7
+    with pytest.raises(wire.WireError, match="Expected `str`, got `int`"):
+        wire.decode([wire.PROTOCOL, msgspec.msgpack.encode(body)], newer=True)
 
 
 BIG = 2**64 - 1

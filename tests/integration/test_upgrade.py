@@ -16,7 +16,7 @@ from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from tests.integration import farms
 from tests.integration.embedded import Site, gone
-from tests.integration.installed import BEFORE, VERSION, Installed
+from tests.integration.installed import VERSION, Installed, missing
 from tests.integration.test_service import SERVICE
 
 SAMPLES = 4000
@@ -78,6 +78,7 @@ def samples_of(site: Site, name: str) -> Counter[int]:
 
 
 @pytest.mark.thorough  # four jobs at once, two of them with torch
+@pytest.mark.skipif(bool(missing()), reason=missing())
 def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
     site = Installed(tmp_path, nodes=8)
     try:
@@ -102,7 +103,7 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         site.until(all_run, "each job runs on two nodes")
         go_on()
         with site.client() as client:
-            assert BEFORE or client.status().version == VERSION
+            assert client.status().version == VERSION
         rounds = {job: len(site.events("round-formed", job)) for job in trainings}
         members = {path.name for path in site.work.glob("news-*")}
         assert len(members) == 2, "of the service"
@@ -149,7 +150,8 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         site.until(lambda: all(gone(agent) for agent in before - of_service), "they are replaced")
         assert not any(gone(agent) for agent in of_service)
         why = {event.sentence for event in site.events("lease-released")}
-        assert BEFORE or any(f"agent is of malletrain {VERSION}" in sentence for sentence in why)
+        earlier = (f"malletrain {VERSION}", "an earlier malletrain")  # that does not say which
+        assert any(f"agent is of {one}," in sentence for sentence in why for one in earlier)
         with site.client() as client:
             client.cancel([jobs["service"]])
         site.until_state(jobs["service"], "cancelled")

@@ -12,7 +12,10 @@ import shutil
 import site as python_site
 import subprocess
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from malletrain import __version__
 from tests.integration.embedded import Site
@@ -33,13 +36,22 @@ def missing() -> str:
     return f"The history of the repository has no commit {BEFORE} here."
 
 
+@contextmanager
+def _own_path() -> Iterator[None]:
+    """Start processes without PYTHONPATH: the malletrain of the tests would come before theirs."""
+    with patch.dict(os.environ):
+        os.environ.pop("PYTHONPATH", None)
+        yield
+
+
 class Installed(Site):
     """A site whose daemon, agents and jobs have a virtual environment of their own, with the
     version before.
     """
 
     def __init__(self, root: Path, nodes: int, grace_s: float = 600.0) -> None:
-        super().__init__(root, nodes=nodes, grace_s=grace_s)
+        with _own_path():
+            super().__init__(root, nodes=nodes, grace_s=grace_s)
         self.code = root / "code"
         self.install(VERSION)
         venv.create(root / "venv", symlinks=True, with_pip=False)
@@ -69,6 +81,6 @@ class Installed(Site):
 
     def launch_daemon(self) -> None:
         argv = [self.python, "-m", "malletrain", "daemon", "--config", str(self.config)]
-        with (self.root / "daemon.log").open("ab") as log:
+        with (self.root / "daemon.log").open("ab") as log, _own_path():
             # Not in the folder of the tests, whose malletrain would come first.
             self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, cwd=self.root)

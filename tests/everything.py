@@ -45,7 +45,8 @@ ENVIRONMENT: dict[str, dict[str, str]] = {
     "upgrade": {"MALLETRAIN_BEFORE": "b0c642877791b51361224d4b2b606c2af7dd8013"},
 }
 """Name of a part → what it has in its environment. The upgrade of the suite is from this version
-under another number; that of its own part is from the oldest commits that have all modes, whose messages differ.
+under another number. That of its own part is from the oldest commit that has all modes: its
+messages differ.
 """
 
 

@@ -107,8 +107,8 @@ def decode(
         except msgspec.ValidationError:
             if not newer:
                 raise
-            known = known_fields(msgspec.msgpack.decode(payload), _message_types())
-            return _decoder.decode(_encoder.encode(known))
+            data = known_fields(msgspec.msgpack.decode(payload), _message_types())
+            return _decoder.decode(_encoder.encode(data))
     except msgspec.ValidationError as e:
         raise WireError(f"The message does not fit the protocol: {_short(e)}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

@@ -11,9 +11,9 @@ from tests.slurm.test_leases import gaps, scavenger, states
 SHORT = "PartitionName=short Nodes=ALL MaxTime=10 State=UP PriorityTier=1 PreemptMode=CANCEL"
 
 
-def starts_with_ten_minutes(slurm, partition, by):
-    """A lease of the partition starts with this time limit, and check names the setting ``by``."""
-    one = scavenger(slurm, lease=SlurmLeaseOptions(partition=partition))
+def starts_with_ten_minutes(slurm, by, **options):
+    """A lease starts with this time limit, and check names the setting ``by``."""
+    one = scavenger(slurm, lease=SlurmLeaseOptions(**options))
     slurm.until(lambda: gaps(one) == ["n1"], "the node is a gap")
     [lease] = one.take([LeaseRequest("l1", "n1", ("sleep", "600"))])
     assert lease.state is LeaseState.PENDING
@@ -33,20 +33,25 @@ def starts_with_ten_minutes(slurm, partition, by):
 
 
 def test_a_lease_is_as_long_as_its_partition_allows_and_starts(cluster):
-    starts_with_ten_minutes(cluster(1, partitions=SHORT), "short", "MaxTime of partition short")
+    starts_with_ten_minutes(
+        cluster(1, partitions=SHORT), "MaxTime of partition short", partition="short"
+    )
 
 
 @pytest.mark.parametrize(
-    ("limit", "by"),
+    ("limit", "account", "by"),
     [
-        ("modify account all set maxwall=10", "MaxWall of the association with account all"),
-        ("modify qos normal set maxwall=10", "MaxWall of QOS normal"),
+        ("account all", "all", "MaxWall of the association with account all"),
+        ("account root", "", "MaxWall of the association with account root"),
+        ("account root", "all", "MaxWall of the association with account all"),
+        ("qos normal", "", "MaxWall of QOS normal"),
     ],
-    ids=["the account", "the QOS of jobs that name none"],
+    ids=["its account", "the default account", "a parent account", "the QOS of who names none"],
 )
-def test_a_lease_is_as_long_as_its_account_allows_and_starts(accounted, limit, by):
+def test_a_lease_is_as_long_as_its_account_allows_and_starts(accounted, limit, account, by):
     """A longer one would wait for ever: the user inherits the account's limit."""
-    starts_with_ten_minutes(accounted(1, prepare=(limit,)), "preemptable", by)
+    slurm = accounted(1, prepare=(f"modify {limit} set maxwall=10",))
+    starts_with_ten_minutes(slurm, by, partition="preemptable", account=account)
 
 
 def test_a_lease_has_as_much_memory_as_its_partition_gives_and_starts(cluster):

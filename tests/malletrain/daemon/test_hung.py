@@ -211,7 +211,7 @@ def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
 def test_workers_at_the_same_place_are_named_as_lists():
     site = Site()
     names = [f"n{number}" for number in range(6)]
-    site.nodes = {n: SimpleNamespace(node=n, unreachable_since=None) for n in names}
+    site.nodes.update((n, SimpleNamespace(node=n, unreachable_since=None)) for n in names)
     site.samples = dict.fromkeys(range(6), 0.0)
     site.run.rounds.members = tuple(names)
     site.train(20.0, ranks=range(6))

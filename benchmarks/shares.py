@@ -43,7 +43,7 @@ from malletrain.sim.engine import Simulation
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.joblogs import read_log
 from malletrain.sim.observation import Observation
-from malletrain.sim.report import Result
+from malletrain.sim.results import Result
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workload_files import read_curves

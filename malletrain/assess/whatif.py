@@ -13,7 +13,7 @@ import numpy as np
 
 from malletrain.sim.engine import Simulation
 from malletrain.sim.policies import POLICIES
-from malletrain.sim.report import Result
+from malletrain.sim.results import Result
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob
 from scavenger.trace.trace import Trace

@@ -10,13 +10,12 @@ from __future__ import annotations
 import click
 
 from malletrain import __version__
-from malletrain.cli.agent import agent
 from malletrain.cli.assess import assess
 from malletrain.cli.check import check
 from malletrain.cli.cluster import cluster
 from malletrain.cli.common import Sentences
 from malletrain.cli.cp import cp
-from malletrain.cli.daemon import daemon
+from malletrain.cli.daemon import agent, daemon
 from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
@@ -26,11 +25,11 @@ from malletrain.cli.goals import extend
 from malletrain.cli.key import key
 from malletrain.cli.logs import logs
 from malletrain.cli.map import map_
-from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
 from malletrain.cli.operator_actions import drain, exclude, pause, reload, resume
 from malletrain.cli.requeue import requeue
 from malletrain.cli.scale import scale
+from malletrain.cli.services import members, worth
 from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
@@ -41,7 +40,6 @@ from malletrain.cli.top import top
 from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
 from malletrain.cli.web import web
-from malletrain.cli.worth import worth
 
 
 @click.group(

@@ -100,7 +100,7 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
             "No user is in an account, so accounts make no difference; name the users of each "
             '(accounts in [shares]), or have Slurm asked (weights_from = "slurm").',
         )
-    if section.by == "none":
+    if section.by == "off":
         yield True, "Nobody's share is counted (by in [shares])."
         return
     weights = sorted(parties.weights().items(), key=lambda item: (-item[1], item[0]))
@@ -157,7 +157,7 @@ def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
             f"Nobody is in account {', '.join(unknown)}; name the users of each account (accounts "
             'in [shares]), or have Slurm asked (weights_from = "slurm").',
         )
-    if config.shares.by != "none":
+    if config.shares.by != "off":
         yield (
             None,
             "Shares are counted over the nodes of all trainers; use weights for parties of one "

@@ -1,4 +1,7 @@
-"""``malletrain daemon`` and ``malletraind``: start the daemon in the foreground."""
+"""The processes of a site, in the foreground: ``malletrain daemon`` and ``malletraind`` start the
+daemon, and ``malletrain agent`` an agent. Users do not call ``agent``; the batch script of a lease
+does.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,20 @@ def daemon(config_file: Path) -> None:
     code = run(config, config_file.resolve())
     if code:
         click.get_current_context().exit(code)
+
+
+@click.command(
+    hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True}
+)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def agent(args: tuple[str, ...]) -> int:
+    """Run the agent of one leased node (the same as python -m malletrain.agent)."""
+    import sys
+
+    from malletrain.agent.__main__ import main
+
+    sys.argv = ["malletrain agent", *args]
+    return main()
 
 
 def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the daemon's extra

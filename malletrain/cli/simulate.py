@@ -290,7 +290,7 @@ def simulate(
       malletrain simulate --trace mixed.csv.gz --slot gpu=1@g[01-64] --slot cpu=node@c[001-256]
     """
     from malletrain.sim.engine import simulate as run
-    from malletrain.sim.report import table
+    from malletrain.sim.results import table
     from malletrain.sim.workloads import WorkloadError
     from scavenger.trace.checks import TraceError
     from scavenger.trace.files import read_names

@@ -21,7 +21,7 @@ from malletrain.config.units import (
     parse_duration,
     parse_size,
 )
-from malletrain.config.validation import Quantity
+from malletrain.config.validation import CanBeOff, Quantity
 
 
 def _duration(value: object) -> float:
@@ -66,6 +66,21 @@ def _maybe_location(value: object, info: ValidationInfo) -> object:
     return None if value is None else _location(value, info)
 
 
+def _off(value: object) -> BeforeValidator:
+    """Return a validator that replaces ``"off"`` by the other value that means it."""
+    return BeforeValidator(lambda raw: value if raw == OFF else raw)
+
+
+def _show_or_off(value: float | str) -> float | str:
+    return value or OFF
+
+
+def _show_duration_or_off(value: float) -> str:
+    return format_duration(value) if value else OFF
+
+
+OFF = "off"
+"""The value that switches off what a key is for."""
 _DURATION = Quantity("duration", DURATION_HELP)
 _PATH = Quantity("path", 'a path; "~" is the home directory')
 Duration = Annotated[
@@ -85,6 +100,15 @@ Size = Annotated[
     PlainSerializer(format_size, when_used="json"),
     Quantity("size", SIZE_HELP),
 ]
+# Pydantic calls the validator that stands last first.
+DurationOrOff = Annotated[
+    Duration, _off("0 s"), PlainSerializer(_show_duration_or_off, when_used="json"), CanBeOff()
+]
+CountOrOff = Annotated[int, _off(0), PlainSerializer(_show_or_off, when_used="json"), CanBeOff()]
+FractionOrOff = Annotated[
+    float, _off(0.0), PlainSerializer(_show_or_off, when_used="json"), CanBeOff()
+]
+TextOrOff = Annotated[str, _off(""), PlainSerializer(_show_or_off, when_used="json"), CanBeOff()]
 Location = Annotated[Path, BeforeValidator(_location), _PATH]
 MaybeLocation = Annotated[Path | None, BeforeValidator(_maybe_location), _PATH]
 Words = list[str]

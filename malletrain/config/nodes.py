@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from malletrain.config.base import Duration, Section, Words, key
+from malletrain.config.base import Duration, DurationOrOff, Section, Words, key
 from malletrain.config.units import format_duration
 from malletrain.core.fabric import NetworkNameError, checked
 from malletrain.protocol.sharing import IoPriority, SharingRules
@@ -84,21 +84,21 @@ class NodesSection(Section):
         "the result is at least slow_factor.",
     )
 
-    link_every: Duration = key(
+    link_every: DurationOrOff = key(
         "30 s",
         description="About how often each node takes part in a measurement of the link to "
         "another node of its job, or between two nodes without a job. A measurement "
         "takes a tenth of a second, one pair of a class at a time, at least one "
         "second after the previous one. A node whose link is slow with at least "
-        "three others counts as slow. 0 s, or slow_nodes off: links are not "
+        "three others counts as slow. off, or slow_nodes off: links are not "
         "measured.",
     )
 
-    keep_warm: Duration = key(
+    keep_warm: DurationOrOff = key(
         "10 min",
         description="A leased node imports PyTorch before a job is chosen for it, in each Python "
         "interpreter that unfinished jobs use (two at most), and starts workers as "
-        "forks of it. An interpreter that no job has used for this long ends. 0 s: "
+        "forks of it. An interpreter that no job has used for this long ends. off: "
         "none is kept, and every job's first round waits for its imports.",
     )
     warm_wait: Duration = key(

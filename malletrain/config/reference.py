@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from malletrain.config.model import Config, scheduler_kinds
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.config.units import format_duration, format_size
-from malletrain.config.validation import Quantity, either, table_of
+from malletrain.config.validation import CanBeOff, Quantity, either, table_of
 
 _INTRODUCTION = """\
 # Configuration
@@ -38,6 +38,11 @@ Quantities are text with a unit: durations `"30 s"`, `"5 min"`, `"1.5 h"` (ms, s
 sizes `"2 GiB"`, `"500 MB"`. A plain number is refused if a unit is needed. Relative paths are
 relative to the file, `~` is the home directory. A key that is not given has its default. Only
 `scheduler.kind` is required.
+
+`"off"` switches a key's function off; for a maximum it means no limit. The keys that can be
+switched off list `"off"` among the accepted values. In its place a number may be `0`, a duration
+`"0 s"`, `daemon.metrics_listen` `""` and `shares.by` `"none"`. Keys of `true` or `false` are
+switched off by `false`.
 """
 
 
@@ -174,7 +179,8 @@ def _accepted(name: str, info: FieldInfo) -> str:
     if quantity is not None and quantity.kind == "path":
         return "a path"
     what = f"a {quantity.kind}" if quantity else _kind(info.annotation)
-    return what + "".join(_bound(mark, quantity) for mark in info.metadata)
+    off = '`"off"` or ' * any(isinstance(mark, CanBeOff) for mark in info.metadata)
+    return off + what + "".join(_bound(mark, quantity) for mark in info.metadata)
 
 
 def _kind(annotation: Any) -> str:

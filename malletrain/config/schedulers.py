@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import (
+    CountOrOff,
     Duration,
     MaybeDuration,
     MaybeLocation,
@@ -255,11 +256,11 @@ class BatchScheduler(SchedulerTable):
         "shorter are not leased, and a lease is not given back earlier while its "
         "user has work for it.",
     )
-    max_leases_per_user: int = key(
-        0,
+    max_leases_per_user: CountOrOff = key(
+        "off",
         ge=0,
         description="Maximum number of simultaneous leases of one user, so that a limit of the "
-        "main scheduler on the user's jobs leaves room for other jobs; 0: only the "
+        "main scheduler on the user's jobs leaves room for other jobs; off: only the "
         "main scheduler's own limit.",
     )
     start_within: Duration = key(
@@ -300,10 +301,10 @@ class BatchScheduler(SchedulerTable):
     lease_nodes: int = key(
         16, ge=2, le=64, description="Maximum number of leases in one array or block."
     )
-    max_leases: int = key(
-        0,
+    max_leases: CountOrOff = key(
+        "off",
         ge=0,
-        description="Maximum number of simultaneous leases; 0: only the main scheduler's own "
+        description="Maximum number of simultaneous leases; off: only the main scheduler's own "
         "limit.",
     )
     script: MaybeLocation = key(

@@ -22,11 +22,13 @@ from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import (
     Duration,
+    FractionOrOff,
     Location,
     MaybeDuration,
     MaybeLocation,
     Section,
     Size,
+    TextOrOff,
     Words,
     key,
 )
@@ -198,9 +200,9 @@ class DaemonSection(Section):
         description="SQLAlchemy URL of the database, such as "
         "postgresql+psycopg://user@host/malletrain; empty: SQLite under state_dir.",
     )
-    metrics_listen: str = _key(
+    metrics_listen: TextOrOff = _key(
         "127.0.0.1:9464",
-        description="HOST:PORT of the Prometheus metrics; empty: none. If this is not set and "
+        description="HOST:PORT of the Prometheus metrics; off: none. If this is not set and "
         "the port is in use, the daemon logs that and runs without metrics.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _key(
@@ -394,12 +396,12 @@ class JobsSection(Section):
         description="How long the logs of an ended job are kept after the last write, at most as "
         "long as the job itself (accounting.keep); 0 s: as long as the job.",
     )
-    snapshot_memory: float = _key(
+    snapshot_memory: FractionOrOff = _key(
         0.25,
         ge=0,
         le=0.9,
         description="Fraction of a node's memory (or of the lease's, if it is confined) in which "
-        "jobs whose scripts ask for it keep their newest snapshots; 0: none.",
+        "jobs whose scripts ask for it keep their newest snapshots; off: none.",
     )
     log_wait: Duration = _key(
         "60 s",

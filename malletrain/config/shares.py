@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from pydantic import ValidationError, field_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from malletrain.config.base import Duration, Section, Words, key
+from malletrain.config.base import OFF, CountOrOff, Duration, Section, Words, key
 from malletrain.config.units import format_duration
 from malletrain.core import defaults
 from malletrain.core.trainers import REST
@@ -123,16 +123,16 @@ def _error(sentence: str, number: int, *keys: str, **values: str) -> ValidationE
 
 
 _WEIGHT = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s*")
-_EXCEPTION = re.compile(r"\s*(user|account)\s+(\S+)\s+(\d{1,9})\s+(\d{1,9})\s*")
+_EXCEPTION = re.compile(r"\s*(user|account)\s+(\S+)\s+(off|\d{1,9})\s+(off|\d{1,9})\s*")
 
 
 class SharesSection(Section):
     """How scarce nodes are shared between users, groups or accounts."""
 
-    by: Literal["none", "user", "group", "account"] = key(
-        "none",
+    by: Literal["off", "user", "group", "account"] = key(
+        "off",
         description="Parties whose shares are counted: users, their groups (the primary one, as "
-        "the daemon's host knows it) or their accounts; none: no shares.",
+        "the daemon's host knows it) or their accounts; off: no shares.",
     )
     weights: Words = key(
         [],
@@ -175,6 +175,11 @@ class SharesSection(Section):
         description="Weight of a node-second on each class of nodes, if it is not 1, such as "
         '["a100 4"].',
     )
+
+    @field_validator("by", mode="before")
+    @classmethod
+    def _by(cls, value: object) -> object:
+        return OFF if value == "none" else value
 
     @field_validator("weights", "node_weights")
     @classmethod
@@ -236,22 +241,24 @@ class Limit(NamedTuple):
 
 
 class QuotasSection(Section):
-    """Limits of one user or account, 0: any number."""
+    """Limits of one user or account."""
 
-    user_nodes: int = key(
-        0, ge=0, description="Maximum number of simultaneous nodes of one user's jobs."
+    user_nodes: CountOrOff = key(
+        "off", ge=0, description="Maximum number of simultaneous nodes of one user's jobs."
     )
-    user_jobs: int = key(0, ge=0, description="Maximum number of unfinished jobs of one user.")
-    account_nodes: int = key(
-        0, ge=0, description="Maximum number of simultaneous nodes of one account's jobs."
+    user_jobs: CountOrOff = key(
+        "off", ge=0, description="Maximum number of unfinished jobs of one user."
     )
-    account_jobs: int = key(
-        0, ge=0, description="Maximum number of unfinished jobs of one account."
+    account_nodes: CountOrOff = key(
+        "off", ge=0, description="Maximum number of simultaneous nodes of one account's jobs."
+    )
+    account_jobs: CountOrOff = key(
+        "off", ge=0, description="Maximum number of unfinished jobs of one account."
     )
     own: Words = key(
         [],
         description='Exceptions for single users and accounts: name, nodes, jobs, such as ["user '
-        'ann 64 10", "account physics 256 0"].',
+        'ann 64 10", "account physics 256 off"].',
     )
 
     @field_validator("own")
@@ -264,7 +271,7 @@ class QuotasSection(Section):
                 raise PydanticCustomError(
                     "own",
                     '"{value}" is no quota; write each user and account once, with nodes and jobs '
-                    '(0: any number), such as "user ann 64 10"',
+                    '(off: no limit), such as "user ann 64 10"',
                     {"value": text},
                 )
             names.add(match.group(1, 2))
@@ -275,7 +282,7 @@ class QuotasSection(Section):
         for text in self.own:
             match = _EXCEPTION.fullmatch(text)
             if match is not None and match.group(1, 2) == (kind, name):
-                return Limit(_limit(int(match[3])), _limit(int(match[4])))
+                return Limit(*(_limit(0 if n == OFF else int(n)) for n in match.group(3, 4)))
         if kind == "user":
             return Limit(_limit(self.user_nodes), _limit(self.user_jobs))
         return Limit(_limit(self.account_nodes), _limit(self.account_jobs))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -28,7 +28,14 @@ class Quantity(NamedTuple):
     accepted: str
 
 
+class CanBeOff:
+    """Marks a key that accepts ``"off"`` besides its other values."""
+
+
 _FORMATTERS = {"duration": format_duration, "size": format_size}
+_WRONG_FORM = frozenset({"int_type", "float_type", "string_type", "unit", "address"})
+"""Pydantic's types of errors whose sentences end with the accepted values."""
+_Mark = TypeVar("_Mark", Quantity, CanBeOff)
 
 
 def problems_of(error: ValidationError, toml: TomlText, model: type[BaseModel]) -> list[Problem]:
@@ -47,7 +54,7 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
     """Return one of pydantic's errors as a sentence with its line."""
     loc = tuple(str(part) for part in details["loc"])
     kind, ctx = details["type"], details.get("ctx", {})
-    quantity = _quantity_at(loc, model)
+    quantity = _mark_at(Quantity, loc, model)
     value = _value_at(loc, toml.data, details["input"])
     shown = (
         f'"{value}"'
@@ -95,6 +102,8 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
         ),
     }
     message = sentences[kind]() if kind in sentences else details["msg"].rstrip(".") + "."
+    if kind in _WRONG_FORM and _mark_at(CanBeOff, loc, model):
+        message = f'{message.removesuffix(".")}, or "off".'
     return Problem(toml.line_of(loc), key, without_passwords(message))
 
 
@@ -148,7 +157,8 @@ def _full_names_of(name: str, table: type[BaseModel], prefix: str = "") -> list[
     return names
 
 
-def _quantity_at(loc: tuple[str, ...], model: type[BaseModel]) -> Quantity | None:
+def _mark_at(kind: type[_Mark], loc: tuple[str, ...], model: type[BaseModel]) -> _Mark | None:
+    """Return the mark of this kind at a key, or ``None``."""
     table: type[BaseModel] | None = model
     for part in loc:
         if part.isdecimal():
@@ -158,7 +168,7 @@ def _quantity_at(loc: tuple[str, ...], model: type[BaseModel]) -> Quantity | Non
             return None
         table = table_of(info.annotation)
         for mark in info.metadata:
-            if isinstance(mark, Quantity):
+            if isinstance(mark, kind):
                 return mark
     return None
 

@@ -59,13 +59,13 @@ from malletrain.core.events import (
     Progressed,
     RescaleCostMeasured,
     RescaleFinished,
-    RoundFormed,
     RoundInterrupted,
     SoftwareLacking,
     StartCostChanged,
     Tick,
     WeightChanged,
     WorkersFailed,
+    WorkersStarted,
 )
 from malletrain.core.gaps import Gaps, least_horizon_s
 from malletrain.core.goal_keeper import GoalKeeper
@@ -160,7 +160,7 @@ class Controller:
             LayoutFound: self._layout_found,
             Progressed: self.profiles.progressed,
             RescaleCostMeasured: self.profiles.rescale_cost_measured,
-            RoundFormed: self.profiles.formed,
+            WorkersStarted: self.profiles.workers_started,
             PriorSuggested: self.profiles.prior_suggested,
             ModelChanged: self.profiles.model_changed,
             BatchReported: self.profiles.batch_reported,

@@ -347,7 +347,7 @@ class RescaleCostMeasured:
 
 
 @dataclass(frozen=True)
-class RoundFormed:
+class WorkersStarted:
     """All workers of the job's newest round have been started. They may still be starting up."""
 
     job: str
@@ -436,7 +436,7 @@ Event = (
     | NodesBusy
     | Progressed
     | RescaleCostMeasured
-    | RoundFormed
+    | WorkersStarted
     | PriorSuggested
     | ModelChanged
     | BatchReported

@@ -30,7 +30,7 @@ from malletrain.core.events import (
     PriorSuggested,
     Progressed,
     RescaleCostMeasured,
-    RoundFormed,
+    WorkersStarted,
 )
 from malletrain.core.goodput import best_batch, goodput
 from malletrain.core.profiling import Machine, Observed, Profiler
@@ -194,9 +194,9 @@ class ProfileRunner:
         if self._on:
             self.profiler.another_layout(job, name)
 
-    def formed(self, event: RoundFormed, now: float) -> list[Command]:
+    def workers_started(self, event: WorkersStarted, now: float) -> list[Command]:
         """Note that all workers of the newest round have been started."""
-        self.profiler.formed(event.job, now)
+        self.profiler.workers_started(event.job, now)
         return []
 
     def rescale_cost_measured(self, event: RescaleCostMeasured, now: float) -> list[Command]:

@@ -344,7 +344,7 @@ class Profiler:
         self._workers_started_at.pop(job, None)
         return self.advisor.handle(ScaleReached(job, nodes), now) if job == self.profiling else []
 
-    def formed(self, job: str, now: float) -> None:
+    def workers_started(self, job: str, now: float) -> None:
         """Note that all workers of the job's newest round have been started."""
         if job == self.profiling:
             self._workers_started_at[job] = now

@@ -96,7 +96,7 @@ def config_text(state_dir: Path, cluster_dir: Path, port: int, nodes: int) -> st
 [daemon]
 state_dir = {quoted(state_dir)}
 listen = "tcp://127.0.0.1:{port}"
-metrics_listen = ""
+metrics_listen = "off"
 heartbeat = "1 s"
 agent_timeout = "5 s"
 adopt_wait = "3 s"

@@ -100,9 +100,9 @@ class StartMeasured:
 
 
 @dataclass(frozen=True)
-class Formed:
-    """All members run. Repeated with the same generation if a change of the target needed no new
-    round.
+class WorkersRunning:
+    """The workers of all members run. Repeated with the same generation if a change of the target
+    needed no new round.
     """
 
     generation: int
@@ -157,7 +157,7 @@ Action = (
     | SendRound
     | SendView
     | StartMeasured
-    | Formed
+    | WorkersRunning
     | AllUp
     | Broke
     | WorkersDone

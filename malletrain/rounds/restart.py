@@ -17,12 +17,12 @@ from malletrain.protocol.phases import AT_WORK, BROKEN, TAKES_ROUND, TRAINS, Ass
 from malletrain.rounds.actions import (
     Action,
     Broke,
-    Formed,
     NodesRejected,
     SaveRound,
     SendDrain,
     SendRound,
     WorkersDone,
+    WorkersRunning,
 )
 from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
 from malletrain.rounds.holdings import Holdings, ScriptEnds
@@ -513,12 +513,12 @@ class RestartRounds(RoundMachine):
 
     def run(self, occurrence: Occurrence) -> list[Action]:
         """Note that every member runs, and move on if the plan has changed since."""
-        return [*self.resume(occurrence), *self.handle(occurrence.then(RoundEvent.FORMED))]
+        return [*self.resume(occurrence), *self.handle(occurrence.then(RoundEvent.WORKERS_RUNNING))]
 
     def resume(self, _: Occurrence) -> list[Action]:
         """Note that the newest round runs on the nodes of the plan."""
         self.stage, self.deadline = RUNNING, None
-        return [Formed(self.generation, self.members)]
+        return [WorkersRunning(self.generation, self.members)]
 
     def extend_by_grace(self, occurrence: Occurrence) -> list[Action]:
         """Wait for a report on the member that cannot be reached."""

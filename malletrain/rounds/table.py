@@ -34,7 +34,7 @@ class RoundEvent(str, Enum):
     FAILURE_DUE = "failure-due"
     JOINERS_READY = "joiners-ready"
     ROUND_SUFFICES = "round-suffices"
-    FORMED = "formed"
+    WORKERS_RUNNING = "workers-running"
     GROUP_BROKE = "group-broke"
     WORKER_FAILED = "worker-failed"
     JOINER_FAILED = "joiner-failed"
@@ -59,7 +59,7 @@ EVENTS: dict[RoundEvent, str] = {
     RoundEvent.FAILURE_DUE: "The failure grace is over.",
     RoundEvent.JOINERS_READY: "The launchers of the next round are ready.",
     RoundEvent.ROUND_SUFFICES: "The nodes that are ready are those of the newest round.",
-    RoundEvent.FORMED: "Every member of the newest round runs.",
+    RoundEvent.WORKERS_RUNNING: "Every member of the newest round runs.",
     RoundEvent.GROUP_BROKE: "Live workers wait in a broken group.",
     RoundEvent.WORKER_FAILED: "A live worker failed while others hold the state.",
     RoundEvent.JOINER_FAILED: "A live worker failed while it joined the others.",

@@ -56,8 +56,8 @@ from malletrain.sim.foresight import forecaster
 from malletrain.sim.ideal_throughput import Floats, IdealThroughput
 from malletrain.sim.idle import require_time
 from malletrain.sim.policies import Policy
-from malletrain.sim.report import Result
 from malletrain.sim.reports import Reports, kind_of
+from malletrain.sim.results import Result
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.slot_kinds import SlotKinds, use_by_kind
 from malletrain.sim.workloads import SimJob, WorkloadError

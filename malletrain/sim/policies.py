@@ -2,12 +2,20 @@
 
 Decides the setup of the controller for each policy: the solver, the rescale costs in bids, and the
 curve that the controller gets. The controller itself is MalleTrain's in every case.
+
+MalleTrain's start is work-conserving: a job begins on what there is and can grow at any time up to
+its maximum. Two policies restrict that, and leave everything else to the controller:
+
+* **gang**: a job waits until its whole request is there (:func:`gang_plan`). It runs on that number
+  of nodes only, and keeps them until it ends or loses one.
+* **ramp**: a job begins on its smallest size, and its maximum grows step by step while it runs
+  (:class:`Ramp`): by multiplication, or by addition.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -16,11 +24,10 @@ from typing import Literal
 from allocator import Allocation, Bid, RescaleCost, ScalingCurve, equal_share, fcfs
 from malletrain.core.controller import Controller
 from malletrain.core.freetrain import freetrain_plan
-from malletrain.core.planning import Planner, Solver, exact, make_plan
-from malletrain.core.pools import Pool
+from malletrain.core.planning import Candidate, Plan, Planner, Solver, exact, make_plan
+from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
-from malletrain.sim.starts import Ramp, gang_plan
 from malletrain.sim.workloads import SimJob
 
 INSTANT_S = 1e-3
@@ -30,6 +37,60 @@ plan.
 
 PRODUCT_SOLVER: Solver = partial(exact, clock=perf_counter)
 """MalleTrain's solver. Its time limit is in real time."""
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The growth of a job's maximum size.
+
+    Attributes:
+        factor: factor on the maximum in each step.
+        nodes: number of nodes that are added in each step.
+        every_s: time between two steps, seconds. A job that has fewer nodes than its maximum at
+            that time skips the step.
+    """
+
+    factor: float = 1.0
+    nodes: int = 0
+    every_s: float = 600.0
+
+    def grown(self, job: SimJob, limit: int) -> int:
+        """Return the maximum size after a step: the largest that the job accepts and the step
+        allows, but at least the next larger one; ``limit`` if there is none.
+
+        Args:
+            job: the job.
+            limit: its maximum size before.
+        """
+        allowed = math.floor(limit * self.factor) + self.nodes
+        larger = [size for size in job.accepted_sizes if size > limit]
+        if not larger:
+            return limit
+        return max((size for size in larger if size <= allowed), default=larger[0])
+
+
+def gang_plan(
+    candidates: Sequence[Candidate],
+    nodes: Mapping[str, PoolNode],
+    settings: PlanningSettings,
+    favoured: Collection[Pool] = (),
+    *,
+    solver: Solver,
+) -> Plan:
+    """Return a plan in which running jobs keep their nodes, and waiting jobs share the others.
+
+    Args:
+        candidates: jobs of the plan, each with one accepted size.
+        nodes: usable nodes by name.
+        settings: settings of the planner.
+        favoured: pools that win a tie.
+        solver: decides which waiting jobs start.
+    """
+    bidders = [
+        c.but(fixed=True) if c.nodes and not c.broken and all(n in nodes for n in c.nodes) else c
+        for c in candidates
+    ]
+    return make_plan(bidders, nodes, settings, favoured, solver=solver)
 
 
 @dataclass(frozen=True)

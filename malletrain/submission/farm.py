@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +116,7 @@ def build_farm(
         "--checkpoint": tasks.checkpoint or "",
     }
     more = (OUTPUT,) if tasks.output else ()
+    of_a_task = {*columns, *more, INDEX}
     if problem := problems(words, columns, more):
         if not tasks.output and problem.startswith("{output}"):
             problem = "{output} in the command is the result file; give its name with --output."
@@ -127,17 +128,18 @@ def build_farm(
         raise SpecError(f"A column is called {OUTPUT}, as is the result file; rename it.", "output")
     for option in ("--log", "--output"):
         pattern = patterns[option]
-        if pattern and total > 1 and not _differs(pattern, columns):
+        if pattern and total > 1 and not _changes_with(of_a_task, pattern, columns):
             raise SpecError(
                 f"{option}: all tasks would write to {pattern}; add {{index}} or a column to its "
                 "name."
             )
-    if total > 1 and not _differs("\n".join(words), columns, more) and not tasks.array_env:
+    all_words = "\n".join(words)
+    if total > 1 and not tasks.array_env and not _changes_with(of_a_task, all_words, columns, more):
         notes.append(
             "Note: the command has no {name} of a column, so all tasks run the same one; "
             "$MALLETRAIN_TASK is the number of the task."
         )
-    if tasks.checkpoint and total > 1 and not _differs(tasks.checkpoint, columns):
+    if tasks.checkpoint and total > 1 and not _changes_with(of_a_task, tasks.checkpoint, columns):
         notes.append(
             f"Note: all tasks have the same directory for checkpoints, {tasks.checkpoint}; with "
             "{index} in its name each has its own."
@@ -198,10 +200,14 @@ def check_files(farm: FarmSpec, groups: Iterable[tuple[int, Sequence[Sequence[st
     Raises:
         SpecError: two tasks have the same one.
     """
+    distinct = {INDEX} if INDEX not in farm.columns or farm.array_range is not None else set()
+    """Names whose values no two tasks have in common."""
     patterns = {
         option: pattern
         for option, pattern in (("--log", farm.log), ("--output", farm.output))
-        if pattern and not _has_number(pattern, farm.columns)
+        if pattern
+        # A later ".." may remove the number from the path.
+        and (f"{os.sep}.." in pattern or not _changes_with(distinct, pattern, farm.columns))
     }
     if not patterns:
         return
@@ -218,14 +224,6 @@ def check_files(farm: FarmSpec, groups: Iterable[tuple[int, Sequence[Sequence[st
                         "task does; add {index} or another column to its name."
                     )
                 before[option].add(key)
-
-
-def _has_number(pattern: str, columns: Sequence[str]) -> bool:
-    """Return whether a pattern has the number of the task, which no other task has."""
-    if INDEX in columns:
-        return False
-    one, other = (expand([pattern], columns, [""] * len(columns), number) for number in (0, 1))
-    return one != other
 
 
 def program_of(
@@ -312,14 +310,25 @@ def _with_name(patterns: list[str], named: dict[str, str]) -> list[str]:
     return [text.replace("{name}", named["name"]) if named else text for text in patterns]
 
 
-def _differs(pattern: str, columns: Sequence[str], more: Sequence[str] = ()) -> bool:
-    """Return whether a template has a name that may differ from task to task."""
-    extra = dict.fromkeys(more, "")
-    one, other = (
-        expand([pattern], columns, [text] * len(columns), number, extra)
-        for number, text in ((0, "a"), (1, "b"))
-    )
-    return one != other or bool(more and "{output}" in pattern)
+def _changes_with(
+    names: Collection[str], pattern: str, columns: Sequence[str], more: Sequence[str] = ()
+) -> bool:
+    """Return whether a template changes when the values of some names change.
+
+    Args:
+        names: these names.
+        pattern: the template.
+        columns: names of the values of a task.
+        more: further names that the template may have.
+    """
+
+    def expanded(number: int) -> list[str]:
+        value_of = {name: str(number) if name in names else "" for name in (*columns, *more)}
+        index = number if INDEX in names else 0
+        extra = {name: value_of[name] for name in more}
+        return expand([pattern], columns, [value_of[name] for name in columns], index, extra)
+
+    return expanded(0) != expanded(1)
 
 
 def _count(number: int, option: str) -> int:

@@ -46,12 +46,13 @@ class SlurmCheckInputs:
 
 def findings(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Yield (works, sentence) for each test; None instead of True: works but needs attention."""
-    by_mode = (
-        [_backfill]
-        if inputs.settings.backfill
-        else [_preemption, _exempt_priority, _grace, _longest_wait]
-    )
-    for part in (_partitions, _time_limit, _memory, *by_mode, _permission, _shape, _gpus, _sight):
+    backfill = inputs.settings.backfill
+    by_mode = [_backfill] if backfill else [_preemption, _exempt_priority, _grace]
+    for part in (_partitions, _time_limit, _memory, *by_mode):
+        yield from part(inputs)
+    if not backfill:
+        yield from wait_findings(inputs.site, inputs.settings, inputs.grace_s, inputs.commands)
+    for part in (_permission, _shape, _gpus, _sight):
         yield from part(inputs)
     yield from slot_findings(inputs.site, inputs.settings, inputs.commands)
     yield from limits(inputs.site, inputs.settings, inputs.commands)
@@ -350,10 +351,6 @@ def _grace(inputs: SlurmCheckInputs) -> Iterator[Finding]:
                 "preemption at once; with it they would need no srun."
             ),
         )
-
-
-def _longest_wait(inputs: SlurmCheckInputs) -> Iterator[Finding]:
-    yield from wait_findings(inputs.site, inputs.settings, inputs.grace_s, inputs.commands)
 
 
 def _backfill(inputs: SlurmCheckInputs) -> Iterator[Finding]:

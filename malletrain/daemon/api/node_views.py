@@ -15,7 +15,7 @@ import msgspec
 from malletrain.core.forecast import nodes_ahead
 from malletrain.core.node_history import SPAN_S, NodeHistory
 from malletrain.daemon.api.job_views import of_class
-from malletrain.daemon.engine.sickbay import slow_node_policy
+from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.protocol.views import NodeForecastView, NodeView

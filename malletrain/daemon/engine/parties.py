@@ -144,7 +144,7 @@ class Parties:
         """Return the party from whose share the user's jobs are served; empty if shares are not
         counted.
         """
-        if self._shares.by == "none":
+        if self._shares.by == "off":
             return ""
         if self._shares.by == "user":
             slurms = user not in self._shares.weight_of and user not in self._slurms.user_shares

@@ -14,11 +14,11 @@ from malletrain.core.events import (
     JobCompleted,
     NodeRejected,
     RescaleFinished,
-    RoundFormed,
     RoundInterrupted,
     SoftwareLacking,
     StartCostChanged,
     WorkersFailed,
+    WorkersStarted,
 )
 from malletrain.core.fabric import Fabric, choose
 from malletrain.core.sick_nodes import FailingNodes
@@ -37,7 +37,6 @@ from malletrain.rounds.actions import (
     Action,
     AllUp,
     Broke,
-    Formed,
     NodesRejected,
     SaveRound,
     SendAbort,
@@ -48,6 +47,7 @@ from malletrain.rounds.actions import (
     SendView,
     StartMeasured,
     WorkersDone,
+    WorkersRunning,
 )
 from malletrain.rounds.interface import View
 from scavenger.hostlist import named
@@ -160,10 +160,10 @@ class RoundShell:
                 self._start_measured(run, action)
             elif isinstance(action, AllUp):
                 self.rescale_over(run)
-            elif isinstance(action, Formed):
-                run.monitor.formed(action.generation, self._clock.now())
+            elif isinstance(action, WorkersRunning):
+                run.monitor.workers_running(action.generation, self._clock.now())
                 run.starting_until = self._clock.now() + self._config.jobs.warmup_timeout
-                self._feed(RoundFormed(job))
+                self._feed(WorkersStarted(job))
             elif isinstance(action, WorkersDone):
                 self._failing.done(run.rounds.members)
                 self._feed(JobCompleted(job))

@@ -160,9 +160,7 @@ class RescaleRecord:
 
 @dataclass
 class PendingRescale:
-    """An unfinished rescale. ``forming``: time at which its newest round was decided. ``formed``:
-    time at which all its workers ran.
-    """
+    """An unfinished rescale."""
 
     began: float
     """Time of the decision, seconds."""
@@ -175,7 +173,9 @@ class PendingRescale:
     drain: float | None = None
     """Start of the snapshot, seconds; None if there is none."""
     forming: float | None = None
-    formed: float | None = None
+    """Time at which its newest round was decided, seconds; None before."""
+    running: float | None = None
+    """Time at which all workers of that round ran, seconds; None before."""
     generation: int = 0
     """Number of its newest round."""
     to_nodes: int = 0
@@ -390,8 +390,8 @@ class JobMonitor:
         """Return the seconds since the last sign of life: the last sample, the start of all
         workers, or the adoption.
         """
-        formed = self.pending.formed if self.pending else None
-        heard = [t for t in (self.last_sample, formed, self._adopted_at) if t is not None]
+        running = self.pending.running if self.pending else None
+        heard = [t for t in (self.last_sample, running, self._adopted_at) if t is not None]
         return max(0.0, now - max(heard)) if heard else 0.0
 
     # --- rescales ---
@@ -410,7 +410,7 @@ class JobMonitor:
         kind = "loss" if lost else "start" if not members else _kind(len(members), len(nodes))
         # If there are no members, the pending rescale led to a suspension.
         resumed = not members and self.pending is not None and self.pending.kind != "start"
-        if self.pending is None or self.pending.formed is not None or resumed:
+        if self.pending is None or self.pending.running is not None or resumed:
             self.pending = PendingRescale(now, len(members), kind, self.last_sample)
         elif lost and self.pending.kind != "start":
             self.pending.kind = kind
@@ -437,7 +437,7 @@ class JobMonitor:
         }
         pending = self.pending or PendingRescale(now, self.nodes, "", self.last_sample)
         if pending.forming is not None:  # the previous round failed: this one replaces it
-            pending.drain, pending.formed, pending.marks = None, None, {}
+            pending.drain, pending.running, pending.marks = None, None, {}
         if pending.kind not in ("start", "loss"):
             pending.kind = _kind(pending.from_nodes, len(members))
         pending.forming, pending.generation, pending.to_nodes, pending.last_sample = (
@@ -459,14 +459,14 @@ class JobMonitor:
         """Continue the current round with this number of nodes after a restart of the daemon."""
         self.nodes, self._adopted_at = nodes, now
 
-    def formed(self, generation: int, now: float) -> None:
+    def workers_running(self, generation: int, now: float) -> None:
         """Record that the workers of all members run. If the event names the current round while a
         rescale waits, no new round was needed, and the rescale is dropped.
         """
         if self.pending is None:
             return
         if self.pending.generation == generation:
-            self.pending.formed = now
+            self.pending.running = now
         elif self.pending.forming is None and generation == self.generation:
             self.pending = None
 
@@ -494,7 +494,7 @@ class JobMonitor:
             ("detect", pending.began if pending.kind == "loss" and since < pending.began else None),
             ("warm", pending.drain or forming),
             ("drain", forming if pending.drain else None),
-            ("rendezvous", pending.formed),
+            ("rendezvous", pending.running),
             ("start", pending.marks.get("start")),
             ("import", pending.marks.get("import")),
             ("build", pending.marks.get("restoring")),

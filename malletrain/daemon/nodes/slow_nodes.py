@@ -27,7 +27,7 @@ from malletrain.core.slow_nodes import (
     StepWindow,
     Swap,
 )
-from malletrain.daemon.engine.sickbay import slow_node_policy
+from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.repository import ActiveJob

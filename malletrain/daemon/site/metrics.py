@@ -439,7 +439,7 @@ class Metrics:
         except OSError as error:
             raise MetricsError(
                 f"The metrics cannot be served at {listen}: {error.strerror}. Choose another "
-                '[daemon] metrics_listen, or "" for none.'
+                '[daemon] metrics_listen, or "off".'
             ) from None
         return int(self._server[0].server_port)
 

@@ -165,7 +165,7 @@ def unpriced_slots(config: Config, parts: Mapping[str, float]) -> frozenset[str]
 def share_settings(config: Config) -> ShareSettings | None:
     """Return the settings of shares; None if shares are not counted."""
     shares = config.shares
-    if shares.by == "none":
+    if shares.by == "off":
         return None
     return ShareSettings(
         shares.weight_of,

@@ -247,6 +247,54 @@ def test_written_and_read_again():
     assert Config.model_validate(config.model_dump(mode="json")) == config
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "other"),
+    [
+        ("daemon", "metrics_listen", '""'),
+        ("nodes", "link_every", '"0 s"'),
+        ("nodes", "keep_warm", '"0 s"'),
+        ("jobs", "snapshot_memory", "0"),
+        ("jobs", "snapshot_memory", "0.0"),
+        ("shares", "by", '"none"'),
+        ("quotas", "user_nodes", "0"),
+        ("quotas", "own", '["user ann 0 3"]'),
+    ],
+)
+def test_off_and_the_other_spelling_mean_the_same(section, name, other):
+    off = '["user ann off 3"]' if name == "own" else '"off"'
+    new, old = (parse_config(f"{LEAST}[{section}]\n{name} = {value}") for value in (off, other))
+    if name == "own":
+        assert new.quotas.limit("user", "ann") == old.quotas.limit("user", "ann")
+        return
+    assert new == old
+    written = new.model_dump(mode="json")
+    assert written[section][name] == "off"
+    assert Config.model_validate(written) == new
+
+
+def test_batch_schedulers_without_a_limit_of_leases():
+    text = '[scheduler]\nkind = "slurm"\n[scheduler.slurm]\n'
+    for name in ("max_leases", "max_leases_per_user"):
+        assert parse_config(f'{text}{name} = "off"') == parse_config(f"{text}{name} = 0")
+    assert parse_config(text).scheduler.slurm.max_leases == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "accepted"),
+    [
+        ('[nodes]\nkeep_warm = "of"', 'or "1.5 h", or "off".'),
+        ('[quotas]\nuser_jobs = "none"', 'a whole number without quotes or unit, or "off".'),
+        ('[jobs]\nsnapshot_memory = "none"', 'a number without quotes or unit, or "off".'),
+        ('[daemon]\nmetrics_listen = "none"', 'such as "127.0.0.1:9464", or "off".'),
+        ("[daemon]\nmetrics_listen = false", 'accepted is text in quotes, or "off".'),
+        ('[shares]\nby = "of"', 'accepted is "off", "user", "group" or "account".'),
+    ],
+)
+def test_a_wrong_value_of_a_key_that_can_be_off(line, accepted):
+    [(_, _, message)] = problems(LEAST + line)
+    assert message.endswith(accepted)
+
+
 def test_every_key_is_described():
     for name, model in sections():
         assert model.__doc__, name

@@ -27,9 +27,9 @@ from malletrain.core.events import (
     Progressed,
     RescaleCostMeasured,
     RescaleFinished,
-    RoundFormed,
     Tick,
     WorkersFailed,
+    WorkersStarted,
 )
 from malletrain.core.settings import (
     ControllerSettings,
@@ -167,7 +167,9 @@ class ProfiledWorld(World):
                 self.epoch[command.job],
                 "start" if not before else "up" if size > before else "down",
             )
-            self._at(self.now + 0.1, command.job, epoch, lambda: self.do(RoundFormed(command.job)))
+            self._at(
+                self.now + 0.1, command.job, epoch, lambda: self.do(WorkersStarted(command.job))
+            )
             self._at(
                 self.now + (DOWN if kind == "down" else UP),
                 command.job,

@@ -15,7 +15,7 @@ from malletrain.core.events import (
     Progressed,
     RescaleCostMeasured,
     RescaleFinished,
-    RoundFormed,
+    WorkersStarted,
 )
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import (
@@ -148,7 +148,7 @@ class ProfilingMachine(ControllerMachine):
         w = self.world
         running = sorted(name for name, job_nodes in w.running.items() if job_nodes)
         job = data.draw(st.sampled_from(running))
-        w.do(RoundFormed(job))
+        w.do(WorkersStarted(job))
         w.rescaling.pop(job, None)
         w.do(RescaleFinished(job))
         w.do(

@@ -236,7 +236,7 @@ def test_a_job_that_never_reports_is_silent_since_its_workers_ran():
     m = JobMonitor()
     m.rescale_began((), ("a",), 90.0)
     m.forming(1, ("a",), 92.0)
-    m.formed(1, 95.0)
+    m.workers_running(1, 95.0)
     assert m.silent_for(400.0) == 305.0
     m.progress(progress(10, 399.0))
     assert m.silent_for(400.0) == 1.0

@@ -17,7 +17,7 @@ def trained(monitor, generation, nodes, begin, seconds, rate=100.0, interval=0.5
     ``interval``.
     """
     monitor.forming(generation, tuple(f"n{i}" for i in range(nodes)), begin - 5.0)
-    monitor.formed(generation, begin - 4.0)
+    monitor.workers_running(generation, begin - 4.0)
     each = rate / ranks
     for i in range(round(seconds / interval) + 1):
         for rank in range(ranks):

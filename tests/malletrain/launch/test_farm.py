@@ -13,6 +13,7 @@ import numpy
 import psutil
 import pytest
 
+from malletrain.launch.array_variables import COMMANDS
 from malletrain.launch.farm import (
     JUST_BEGUN_S,
     drain_time_s,
@@ -235,6 +236,28 @@ def test_a_task_calls_srun_as_in_a_job_array(tmp_path):
         lines = [(work / "logs" / f"{k}.log").read_text().split() for k in (0, 1)]
         assert [line[0] for line in lines] == [str(work), str(work)]
         assert lines[0][1] != lines[1][1], "each has a directory of its own in /tmp/$SLURM_JOB_ID"
+
+
+@pytest.mark.parametrize("prefix", [(), ("env",)], ids=["host", "container"])
+def test_srun_is_on_the_path_of_tasks_outside_containers_only(tmp_path, prefix):
+    """The directory of the task's srun is not in the container, and the image has no srun."""
+    with node(tmp_path, spec_of("sh", "-c", 'echo "$PATH"'), prefix=prefix) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        assert launcher.result().code == 0
+        path = (tmp_path / "work" / "logs" / "0.log").read_text().strip().split(os.pathsep)
+        assert (str(COMMANDS) in path) == (not prefix)
+
+
+def test_an_mpi_launcher_that_the_user_has_chosen_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYDRA_LAUNCHER", "ssh")
+    monkeypatch.delenv("I_MPI_HYDRA_BOOTSTRAP", raising=False)
+    command = "echo $HYDRA_LAUNCHER $I_MPI_HYDRA_BOOTSTRAP"
+    with node(tmp_path, spec_of("sh", "-c", command, array_env=True)) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        assert launcher.result().code == 0
+        assert (tmp_path / "work" / "logs" / "0.log").read_text() == "ssh fork\n"
 
 
 def test_tasks_that_run_at_once_never_write_to_one_file(tmp_path):

@@ -11,7 +11,6 @@ from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import (
     Broke,
-    Formed,
     NodesRejected,
     SaveRound,
     SendAssign,
@@ -19,6 +18,7 @@ from malletrain.rounds.actions import (
     SendRelease,
     SendRound,
     WorkersDone,
+    WorkersRunning,
 )
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
@@ -219,7 +219,7 @@ class RoundsWorld:
             elif isinstance(action, SendDrain):
                 assert action.node == self.rounds.members[0]
                 self.drained |= {action.generation} if action.number else set()
-            elif isinstance(action, Formed):
+            elif isinstance(action, WorkersRunning):
                 assert action.members == self.saved[-1][1]
                 self.formed.append(action)
             elif isinstance(action, WorkersDone):

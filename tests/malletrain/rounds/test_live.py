@@ -8,11 +8,11 @@ import pytest
 
 from malletrain.rounds.actions import (
     Broke,
-    Formed,
     NodesRejected,
     SendAssign,
     SendDrain,
     SendRelease,
+    WorkersRunning,
 )
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.live import MAX_FAILED_JOINS, ROUND_ENTRY_S
@@ -35,12 +35,12 @@ def test_those_left_go_on_without_waiting_for_the_worker_that_failed():
     assert aborts(actions) == {("a", 1), ("c", 1)}
     assert rounds(actions) == [("a", "c")]
     actions = live.run()
-    assert len(of(Formed, actions)) == 1
+    assert len(of(WorkersRunning, actions)) == 1
     assert rounds(actions) == [("a", "c", "b")], (
         "its worker is started and joins while the others train"
     )
     assert not aborts(actions)
-    assert of(Formed, live.run())
+    assert of(WorkersRunning, live.run())
     assert live.rounds.members == ("a", "c", "b")
 
 
@@ -71,7 +71,7 @@ def test_workers_that_get_another_layout_save_first_and_are_all_started_again():
     live.says("a", "ready", 0)
     live.says("b", "ready", 0)
     assert (live.rounds.generation, live.rounds.stage) == (2, RoundStage.FORMING)
-    assert of(Formed, live.run())
+    assert of(WorkersRunning, live.run())
     assert not live.rounds.outdated
     assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]  # as ever, without a snapshot
 
@@ -85,9 +85,9 @@ def test_a_node_that_goes_while_a_round_is_formed_hands_its_state_over_in_it():
     assert rounds(live.says("b", "ready", 0)) == [("a", "b")]
     assert not live.rounds.move(("b",), live.now, within_s=6.0)
     actions = live.run()
-    assert of(Formed, actions)
+    assert of(WorkersRunning, actions)
     assert rounds(actions) == [("b",)]
-    assert of(Formed, live.run())
+    assert of(WorkersRunning, live.run())
     assert live.rounds.members == ("b",)
 
 
@@ -164,7 +164,7 @@ def test_a_group_that_broke_by_itself_is_formed_anew_after_a_moment():
     assert aborts(actions) == {("a", 1), ("b", 1)}
     assert rounds(actions) == [("a", "b")]
     assert live.rounds.next_wakeup() != due
-    assert of(Formed, live.run())
+    assert of(WorkersRunning, live.run())
 
 
 def test_nobody_waits_for_a_node_that_cannot_be_reached():

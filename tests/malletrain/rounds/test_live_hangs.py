@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.actions import Broke, Formed, NodesRejected, SendRelease, SendRound
+from malletrain.rounds.actions import Broke, NodesRejected, SendRelease, SendRound, WorkersRunning
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.live import MAX_EXTENSIONS
 from tests.malletrain.rounds.live_world import GAVE_UP, RAISED, Live, aborts, of, rounds
@@ -84,7 +84,7 @@ def test_the_others_give_up_the_rounds_with_one_that_hangs_and_not_the_one_witho
     for node in "acde":
         live.says(node, "lost", 2)
     actions = live.run()
-    assert [a.generation for a in of(Formed, actions)] == [3]
+    assert [a.generation for a in of(WorkersRunning, actions)] == [3]
     assert of(SendRelease, actions) == [SendRelease("b")]
     assert live.rounds.stage is RoundStage.RUNNING
 
@@ -118,13 +118,13 @@ def test_who_takes_too_long_to_start_again_is_left_out_and_the_job_goes_on():
     assert not of(Broke, actions), "a trains well"
     assert [a.nodes for a in of(NodesRejected, actions)] == [("b",)]
     assert rounds(actions) == [("a",)]
-    assert of(Formed, live.run())
+    assert of(WorkersRunning, live.run())
 
 
 def test_a_plan_leaves_alone_the_round_in_which_a_worker_is_started_again():
     live = round_after_a_failure()
     assert not rounds(live.rounds.move(("a", "b"), live.now))
-    assert [a.generation for a in of(Formed, live.run())] == [3]
+    assert [a.generation for a in of(WorkersRunning, live.run())] == [3]
 
 
 @pytest.mark.parametrize("nodes", ["ab", "abc"])

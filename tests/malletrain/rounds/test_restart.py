@@ -9,13 +9,13 @@ import pytest
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import (
-    Formed,
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
     WorkersDone,
+    WorkersRunning,
 )
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
@@ -39,7 +39,7 @@ def test_first_start_step_by_step():
         SendRound("c", 1, 2, 3, STORE),
     ]
     assert says(r, 4.0, "running", "a", "c") == []
-    assert says(r, 5.0, "running", "b") == [Formed(1, ("a", "b", "c"))]
+    assert says(r, 5.0, "running", "b") == [WorkersRunning(1, ("a", "b", "c"))]
     assert r.stage is RoundStage.RUNNING
     assert r.next_wakeup() is None
 
@@ -59,7 +59,7 @@ def test_joiners_warm_up_while_the_others_train_and_nothing_is_disturbed_before_
         SendRound("b", 2, 1, 3, STORE),
         SendRound("c", 2, 2, 3, STORE),
     ]
-    assert says(r, 118.0, "running", "a", "b", "c") == [Formed(2, ("a", "b", "c"))]
+    assert says(r, 118.0, "running", "a", "b", "c") == [WorkersRunning(2, ("a", "b", "c"))]
 
 
 def test_workers_that_live_and_hang_get_a_new_round_on_the_nodes_that_they_have():
@@ -68,7 +68,7 @@ def test_workers_that_live_and_hang_get_a_new_round_on_the_nodes_that_they_have(
     assert r.move(("a", "b"), 110.0) == [SaveRound(2, ("a", "b")), SendRound("a", 2, 0, 2, None)]
     assert r.stage is RoundStage.FORMING
     assert r.store_up("a", 2, *STORE) == [SendRound("b", 2, 1, 2, STORE)]
-    assert says(r, 118.0, "running", "a", "b") == [Formed(2, ("a", "b"))]
+    assert says(r, 118.0, "running", "a", "b") == [WorkersRunning(2, ("a", "b"))]
     assert not r.lost_member
 
 
@@ -84,7 +84,7 @@ def test_leavers_are_released_only_after_the_drain():
     assert says(r, 111.2, "failed", "b", generation=1) == [
         SendRound("b", 2, 0, 1, None)
     ]  # its peers were stopped first
-    assert says(r, 112.0, "running", "b") == [Formed(2, ("b",))]
+    assert says(r, 112.0, "running", "b") == [WorkersRunning(2, ("b",))]
     assert r.released("a", 113.0) == r.released("c", 113.0) == []
 
 
@@ -197,7 +197,7 @@ def test_a_node_released_and_wanted_again_is_assigned_when_it_is_free():
 def test_a_joiner_no_longer_wanted_is_released_at_once():
     r = running("a")
     r.move(("a", "b"), 110.0)
-    assert r.move(("a",), 111.0) == [SendRelease("b"), Formed(1, ("a",))]
+    assert r.move(("a",), 111.0) == [SendRelease("b"), WorkersRunning(1, ("a",))]
     assert r.stage is RoundStage.RUNNING
 
 
@@ -226,7 +226,7 @@ def test_an_agent_that_began_anew_is_assigned_again_and_nobody_is_to_blame():
         "a", Assignment("j1", AssignmentPhase.FAILED, 1, (Failure(0, 1, 0.0, CLOSED),)), 110.1
     ) == [SendRound("a", 2, 0, 1, None)]
     assert r.tick(113.0) == [], "it failed because of the one that began anew"
-    assert says(r, 114.0, "running", "a") == [Formed(2, ("a",))]
+    assert says(r, 114.0, "running", "a") == [WorkersRunning(2, ("a",))]
     assert says(r, 115.0, "ready", "b") == [SendDrain("a", 2, 1)]
 
 
@@ -256,7 +256,7 @@ def test_more_nodes_while_a_round_is_formed_join_it_when_it_runs():
     assert r.move(("a", "b"), 2.0) == [SendAssign("b")]
     assert r.stage is RoundStage.FORMING
     assert says(r, 3.0, "ready", "b") == []
-    assert says(r, 4.0, "running", "a") == [Formed(1, ("a",)), SendDrain("a", 1, 1)]
+    assert says(r, 4.0, "running", "a") == [WorkersRunning(1, ("a",)), SendDrain("a", 1, 1)]
 
 
 def test_fewer_nodes_while_a_round_is_formed_is_a_new_round_at_once():
@@ -282,7 +282,7 @@ def test_another_target_in_the_middle_of_a_drain_counts_when_it_is_over():
     ]
     r.store_up("b", 2, *STORE)
     says(r, 113.0, "ready", "c")
-    assert says(r, 114.0, "running", "b") == [Formed(2, ("b",)), SendDrain("b", 2, 2)]
+    assert says(r, 114.0, "running", "b") == [WorkersRunning(2, ("b",)), SendDrain("b", 2, 2)]
 
 
 def test_back_to_the_old_target_in_the_middle_of_a_drain_does_not_leave_the_workers_standing():
@@ -299,7 +299,7 @@ def test_back_to_the_old_target_in_the_middle_of_a_drain_does_not_leave_the_work
 
 def test_a_rescale_to_where_the_job_is_already_changes_nothing():
     r = running("a", "b")
-    assert r.move(("b", "a"), 110.0) == [Formed(1, ("a", "b"))]
+    assert r.move(("b", "a"), 110.0) == [WorkersRunning(1, ("a", "b"))]
     assert r.stage is RoundStage.RUNNING
 
 
@@ -337,7 +337,7 @@ def test_a_round_lost_on_the_way_is_told_again_when_the_agent_says_where_it_stan
 
 def test_the_same_nodes_get_a_new_round_after_a_snapshot_once_they_are_outdated():
     r = running("a", "b")
-    assert r.move(("a", "b"), 105.0) == [Formed(1, ("a", "b"))]
+    assert r.move(("a", "b"), 105.0) == [WorkersRunning(1, ("a", "b"))]
     r.outdate()
     assert r.move(("a", "b"), 110.0) == [SendDrain("a", 1, 1)]
     assert r.drained("a", 1, 111.0, 1) == [
@@ -345,8 +345,8 @@ def test_the_same_nodes_get_a_new_round_after_a_snapshot_once_they_are_outdated(
         SendRound("a", 2, 0, 2, None),
     ]
     assert r.store_up("a", 2, *STORE) == [SendRound("b", 2, 1, 2, STORE)]
-    assert says(r, 118.0, "running", "a", "b") == [Formed(2, ("a", "b"))]
-    assert r.move(("a", "b"), 120.0) == [Formed(2, ("a", "b"))]
+    assert says(r, 118.0, "running", "a", "b") == [WorkersRunning(2, ("a", "b"))]
+    assert r.move(("a", "b"), 120.0) == [WorkersRunning(2, ("a", "b"))]
 
 
 def test_a_change_of_nodes_meanwhile_is_one_round_with_it():

@@ -6,13 +6,13 @@ import pytest
 
 from malletrain.rounds.actions import (
     Broke,
-    Formed,
     NodesRejected,
     SaveRound,
     SendAssign,
     SendDrain,
     SendRelease,
     SendRound,
+    WorkersRunning,
 )
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
@@ -50,7 +50,7 @@ def test_those_that_are_left_after_a_loss_wait_for_no_joiner():
         SendRound("a", 2, 0, 1, None),
     ]
     assert r.tick(130.0) == []
-    assert says(r, 131.0, "running", "a") == [Formed(2, ("a",))]
+    assert says(r, 131.0, "running", "a") == [WorkersRunning(2, ("a",))]
     assert r.stage is RoundStage.WARMING, "the joiner comes up while the others train"
     assert says(r, 132.0, "ready", "c") == [SendDrain("a", 2, 1)]
     assert SaveRound(3, ("a", "c")) in r.drained("a", 2, 133.0)
@@ -139,7 +139,7 @@ def test_before_a_deadline_survivors_go_on_and_grow_when_the_joiner_is_ready():
     ]
     r.store_up("a", 2, *STORE)
     says(r, 112.0, "starting", "c")
-    assert says(r, 113.0, "running", "a") == [Formed(2, ("a",))]
+    assert says(r, 113.0, "running", "a") == [WorkersRunning(2, ("a",))]
     assert r.stage is RoundStage.WARMING
     assert says(r, 115.0, "ready", "c") == [SendDrain("a", 2, 2)]
     assert r.drained("a", 2, 116.0) == [SaveRound(3, ("a", "c")), SendRound("a", 3, 0, 2, None)]
@@ -198,7 +198,7 @@ def test_a_joiner_that_does_not_come_up_is_rejected_and_nothing_was_disturbed():
     assert r.tick(170.0) == [
         SendRelease("b"),
         NodesRejected(("b",), "the launcher did not come up there in time"),
-        Formed(1, ("a",)),
+        WorkersRunning(1, ("a",)),
     ]
     assert (r.stage, r.target) == (RoundStage.RUNNING, ("a",))
 

@@ -10,7 +10,6 @@ from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import (
     Broke,
-    Formed,
     NodesRejected,
     SaveRound,
     SendAssign,
@@ -18,6 +17,7 @@ from malletrain.rounds.actions import (
     SendRelease,
     SendRound,
     WorkersDone,
+    WorkersRunning,
 )
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
@@ -179,7 +179,7 @@ def test_an_end_on_some_nodes_of_an_older_round_is_none():
     r = forming()
     done(r, 112.1, "a")
     r.store_up("a", 2, *STORE)
-    assert says(r, 113.0, "running", "a", "b", "c") == [Formed(2, ("a", "b", "c"))]
+    assert says(r, 113.0, "running", "a", "b", "c") == [WorkersRunning(2, ("a", "b", "c"))]
     assert not r.finishing
 
 

@@ -56,7 +56,7 @@ def test_the_only_pairs_without_a_row():
         "failure-due": {"idle", "completed"},
         "joiners-ready": others - {"warming"},
         "round-suffices": others - {"warming"},
-        "formed": others - {"running"},
+        "workers-running": others - {"running"},
         "group-broke": {"completed"},
         "worker-failed": {"completed"},
         "joiner-failed": {"completed"},

@@ -8,9 +8,8 @@ import pytest
 from malletrain.cli.simulate import simulate
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
-from malletrain.sim.policies import POLICIES
+from malletrain.sim.policies import POLICIES, Ramp
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.starts import Ramp
 from tests.malletrain.sim.conftest import job, trace_of
 
 pytestmark = pytest.mark.slow

@@ -49,6 +49,40 @@ def test_the_number_of_a_task_can_be_a_column():
         check_files(farm, [(0, [("7",), ("7",)])])
 
 
+def test_the_rows_of_an_array_are_not_expanded_one_by_one():
+    rows = iter([(0, [("1",), ("2",)])])
+    one_array = {"array_range": (1, 2, 1), "log": "{index}.log"}
+    check_files(FarmSpec(("x",), ("index",), 2, output="{index}/{{out}}", **one_array), rows)
+    assert next(rows, None) is not None
+    for pattern in ("{{index}}", "{index}/../out", "../out"):
+        farm = FarmSpec(("x",), ("index",), 2, output=pattern, **one_array)
+        with pytest.raises(SpecError, match="--output: task 1 "):
+            check_files(farm, [(0, [("1",), ("2",)])])
+
+
+@pytest.mark.parametrize(
+    ("command", "noted"),
+    [
+        (["true"], True),
+        (["true", "{{x}}", "{{output}}"], True),
+        (["true", "{x}"], False),
+        (["true", "{index}"], False),
+        (["true", "{output}"], False),
+    ],
+)
+def test_a_note_tells_that_all_tasks_run_the_same_command(command, noted):
+    _, notes = build_farm(command, ["x"], 2, TaskOptions(output="{index}"))
+    assert any("all tasks run the same one" in note for note in notes) == noted
+
+
+@pytest.mark.parametrize("option", ["log", "output"])
+def test_one_file_for_all_tasks_is_refused(option):
+    with pytest.raises(SpecError, match=f"--{option}: all tasks would write to one; add"):
+        build_farm(["true", "{x}"], ["x"], 2, TaskOptions(**{option: "one"}))
+    build_farm(["true", "{x}"], ["x"], 2, TaskOptions(**{option: "{x}"}))
+    build_farm(["true", "{x}"], ["x"], 1, TaskOptions(**{option: "one"}))
+
+
 def test_a_command_that_is_not_utf8_is_refused():
     with pytest.raises(SpecError, match="is not UTF-8"):
         build_farm(["true", os.fsdecode(b"\xff")], ["x"], 1, TaskOptions())

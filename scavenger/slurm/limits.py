@@ -82,8 +82,8 @@ def lease_association(
     commands: Commands, site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]
 ) -> LeaseAssociation:
     """Return the association of the leases: that of their user, or of their account if several
-    users have leases. The default if it is not known, limits are not enforced or Slurm does not
-    report it.
+    users have leases. Empty if it is not known, limits are not enforced or Slurm does not report
+    it.
     """
     account, user = settings.lease.account, settings.owner
     if not _enforced(site) or not (account or user):
@@ -100,10 +100,13 @@ def lease_association(
         return LeaseAssociation(account)
     own = {row["partition"]: row for row in rows if row["user"] in (user, user.lower())}
     row = own.get(settings.lease.main_partition, own.get("", {}))
-    only_qos = "" if "," in (names := row.get("qos", "")) else names
+    qos = ""
+    if row:
+        only_qos = "" if "," in row["qos"] else row["qos"]
+        qos = row["defaultqos"] or only_qos or DEFAULT_QOS
     return LeaseAssociation(
         account,
-        row.get("defaultqos", "") or only_qos or DEFAULT_QOS,
+        qos,
         {partition: read_duration(row["maxwall"]) for partition, row in own.items()},
     )
 

@@ -68,8 +68,8 @@ class LeaseAssociation:
 
     account: str = ""
     """Account of the leases; empty: not known."""
-    qos: str = DEFAULT_QOS
-    """QOS of jobs that name none."""
+    qos: str = ""
+    """QOS of jobs that name none; empty: not known."""
     max_wall: Mapping[str, float | None] = field(default_factory=dict)
     """Partition → MaxWall of the association for it, seconds, None: no limit. The empty name: all
     partitions that have no association of their own.

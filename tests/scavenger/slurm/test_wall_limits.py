@@ -55,7 +55,7 @@ def test_the_limit_is_taken_and_told(slurm, max_time, qos, walls, minutes, by):
     ("qos", "walls", "associations", "minutes", "by"),
     [
         ("", "normal|00:20:00\\n", "me|||normal,low|\\n", 20, "MaxWall of QOS normal"),
-        ("", "normal|00:20:00\\n", "", 20, "MaxWall of QOS normal"),
+        ("", "normal|00:20:00\\n", "", 720, None),
         ("", "low|00:10:00\\n", "me||low|normal,low|\\n", 10, "MaxWall of QOS low"),
         ("", "low|00:10:00\\n", "me|||low|\\n", 10, "MaxWall of QOS low"),
         ("", "normal|\\n", "me|||normal|00:30:00\\n", 30, "association with account phys"),
@@ -88,6 +88,15 @@ def test_the_limits_that_nobody_named_are_taken_and_told(
     sentences = [s for works, s in scavenger.check() if works and "sooner than time_limit" in s]
     assert len(sentences) == (by is not None)
     assert by is None or by in sentences[0]
+
+
+def test_the_qos_of_several_users_is_not_known_without_an_account(slurm):
+    """Each has a default account of their own, whose QOS need not be normal."""
+    configured(slurm, max_time="UNLIMITED", walls="normal|00:20:00\\n")
+    scavenger = slurm.ready(submit_as=("env", "AS={owner}"))
+    scavenger.take([request(1, owner="ann")])
+    assert "--time=720 " in slurm.tools.calls("sbatch")[-1]
+    assert not any("sooner than time_limit" in sentence for _, sentence in scavenger.check())
 
 
 def test_a_limit_below_the_shortest_lease_is_told_before_anything_is_asked_for(slurm):

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from scavenger.batch.commands import CommandError, Commands
+from scavenger.batch.commands import CommandError, Commands, NoAnswerError
 from scavenger.batch.limits import job_limit
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
@@ -64,40 +65,63 @@ def most_memory_mb(site: SlurmSite, lease: SlurmLeaseOptions) -> int:
     return min((most for most in limits if most is not None), default=0)
 
 
-def max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:
-    """Return QOS → its MaxWall, seconds, if it has one. Empty if limits are not enforced or Slurm
-    does not report them.
+def with_accounting(
+    commands: Commands,
+    site: SlurmSite,
+    settings: BatchSettings[SlurmLeaseOptions],
+    previous: SlurmSite | None,
+) -> SlurmSite:
+    """Return ``site`` with what slurmdbd knows of leases: MaxWall of QOS, and their association.
+    What it does not report stays as it is in ``previous``.
+
+    Args:
+        commands: runs the commands, each once, because leases wait meanwhile.
+        site: configuration of Slurm.
+        settings: settings of the site.
+        previous: the configuration as it was read before; None if it was not.
+    """
+    once = replace(commands, policy=replace(commands.policy, tries=1))
+    previous = previous or site
+    known = replace(site, max_wall=previous.max_wall, association=previous.association)
+    try:
+        known = replace(known, max_wall=_max_walls(once, site))
+    except NoAnswerError:  # the next command would not be answered either
+        return known
+    except CommandError:
+        pass
+    try:
+        return replace(known, association=_lease_association(once, site, settings))
+    except CommandError:
+        return known
+
+
+def _max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:
+    """Return QOS → its MaxWall, seconds, if it has one. Empty if limits are not enforced. Raises
+    CommandError.
     """
     if not _enforced(site):
         return {}
-    try:
-        printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,maxwall"])
-    except CommandError:
-        return {}
+    printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,maxwall"])
     rows = (line.split("|") for line in printed.splitlines() if "|" in line)
     return {row[0]: s for row in rows if (s := read_duration(row[1])) is not None}
 
 
-def lease_association(
+def _lease_association(
     commands: Commands, site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]
 ) -> LeaseAssociation:
     """Return the association of the leases: that of their user, or of their account if several
-    users have leases. Empty if it is not known, limits are not enforced or Slurm does not report
-    it.
+    users have leases. Empty if it is not known, or limits are not enforced. Raises CommandError.
     """
     account, user = settings.lease.account, settings.owner
     if not _enforced(site) or not (account or user):
         return LeaseAssociation()
-    try:
-        account = account or _default_account(commands, user)
-        if not account:
-            return LeaseAssociation()
-        conditions = [f"cluster={site.settings.get('ClusterName', '')}", f"account={account}"]
-        rows = _rows(
-            commands, "assoc", FIELDS_OF_LEASES, *conditions, *([f"user={user}"] if user else ())
-        )
-    except CommandError:
-        return LeaseAssociation(account)
+    account = account or _default_account(commands, user)
+    if not account:
+        return LeaseAssociation()
+    conditions = [f"cluster={site.settings.get('ClusterName', '')}", f"account={account}"]
+    rows = _rows(
+        commands, "assoc", FIELDS_OF_LEASES, *conditions, *([f"user={user}"] if user else ())
+    )
     own = {row["partition"]: row for row in rows if row["user"] in (user, user.lower())}
     row = own.get(settings.lease.main_partition, own.get("", {}))
     qos = ""

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
+from scavenger.batch.commands import (
+    CommandError,
+    CommandPolicy,
+    CommandResult,
+    Commands,
+    NoAnswerError,
+)
+from scavenger.batch.settings import BatchSettings
 from scavenger.interface import LeaseState
 from scavenger.slurm.job import SlurmLeaseOptions
+from scavenger.slurm.limits import with_accounting
+from scavenger.slurm.site import LeaseAssociation, read_site
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import World
 from tests.scavenger.slurm.test_leases import request
@@ -97,6 +109,37 @@ def test_the_qos_of_several_users_is_not_known_without_an_account(slurm):
     scavenger.take([request(1, owner="ann")])
     assert "--time=720 " in slurm.tools.calls("sbatch")[-1]
     assert not any("sooner than time_limit" in sentence for _, sentence in scavenger.check())
+
+
+@dataclass
+class Sacctmgr(Commands):
+    """sacctmgr, of which one entity is not reported."""
+
+    entity: str = ""
+    error: type[CommandError] = CommandError
+    asked: list[str] = field(default_factory=list)
+
+    def run(self, argv, **_):
+        self.asked.append(argv[3])
+        if argv[3] == self.entity:
+            raise self.error("slurmdbd is away.")
+        answers = {"qos": "normal|00:20:00\n", "user": "phys\n", "assoc": "me|||normal|02:00:00\n"}
+        return CommandResult(tuple(argv), 0, answers[argv[3]], "", 0.0)
+
+
+@pytest.mark.parametrize("error", [CommandError, NoAnswerError])
+@pytest.mark.parametrize("entity", ["qos", "user", "assoc"])
+def test_limits_stay_while_slurmdbd_does_not_report_them(entity, error):
+    settings = BatchSettings("t", "", SlurmLeaseOptions(partition="preemptable"), user="me")
+    site = read_site(world.CONFIG + ENFORCED, world.PARTITIONS)
+    known = with_accounting(Sacctmgr(), site, settings, None)
+    assert known.max_wall == {"normal": 1200.0}
+    assert known.association == LeaseAssociation("phys", "normal", {"": 7200.0})
+    commands = Sacctmgr(CommandPolicy(tries=2), entity=entity, error=error)
+    assert with_accounting(commands, site, settings, known) == known
+    assert commands.asked.count(entity) == 1, "leases wait meanwhile"
+    if error is NoAnswerError:
+        assert commands.asked[-1] == entity, "the next one would not be answered either"
 
 
 def test_a_limit_below_the_shortest_lease_is_told_before_anything_is_asked_for(slurm):

@@ -110,10 +110,12 @@ def _lease_association(
     commands: Commands, site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]
 ) -> LeaseAssociation:
     """Return the association of the leases: that of their user, or of their account if several
-    users have leases. Empty if it is not known, or limits are not enforced. Raises CommandError.
+    users have leases. Empty if it is not known. Raises CommandError.
+
+    Its MaxWall counts only if limits are enforced, its default QOS in any case.
     """
     account, user = settings.lease.account, settings.owner
-    if not _enforced(site) or not (account or user):
+    if not site.has_slurmdbd or not (account or user):
         return LeaseAssociation()
     account = account or _default_account(commands, user)
     if not account:
@@ -131,7 +133,9 @@ def _lease_association(
     return LeaseAssociation(
         account,
         qos,
-        {partition: read_duration(row["maxwall"]) for partition, row in own.items()},
+        {partition: read_duration(row["maxwall"]) for partition, row in own.items()}
+        if _enforced(site)
+        else {},
     )
 
 

@@ -91,7 +91,7 @@ def exempt_times(commands: Commands, site: SlurmSite) -> dict[str, float | None]
     """Return QOS → its PreemptExemptTime, seconds; None if it is not set. Empty if Slurm has no
     accounting or does not report it.
     """
-    if "slurmdbd" not in site.settings.get("AccountingStorageType", ""):
+    if not site.has_slurmdbd:
         return {}
     try:
         printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,preemptexempttime"])

@@ -129,6 +129,11 @@ class SlurmSite:
         return self.settings.get("ClusterName", "") if self.federation else ""
 
     @property
+    def has_slurmdbd(self) -> bool:
+        """Whether sacctmgr has a database to ask."""
+        return "slurmdbd" in self.settings.get("AccountingStorageType", "")
+
+    @property
     def array_size(self) -> int:
         """Maximum number of tasks of a job array."""
         return int(_number(self.settings.get("MaxArraySize"), MAX_ARRAY_SIZE))
@@ -209,7 +214,7 @@ def ask_site(commands: Commands) -> SlurmSite:
     except CommandError:  # some sites restrict sdiag; bf_interval is then used alone
         statistics = ""
     site = read_site(config, partitions, statistics)
-    if "slurmdbd" not in site.settings.get("AccountingStorageType", ""):
+    if not site.has_slurmdbd:
         return site  # a federation needs slurmdbd
     try:
         federation = _FEDERATION.search(commands.ask(["scontrol", "show", "federation"]))

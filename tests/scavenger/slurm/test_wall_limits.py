@@ -22,7 +22,8 @@ from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import World
 from tests.scavenger.slurm.test_leases import request
 
-ENFORCED = "AccountingStorageEnforce = associations,limits,qos\n"
+SLURMDBD = "AccountingStorageType = accounting_storage/slurmdbd\n"
+ENFORCED = f"{SLURMDBD}AccountingStorageEnforce = associations,limits,qos\n"
 
 
 @pytest.fixture
@@ -125,6 +126,20 @@ class Sacctmgr(Commands):
             raise self.error("slurmdbd is away.")
         answers = {"qos": "normal|00:20:00\n", "user": "phys\n", "assoc": "me|||normal|02:00:00\n"}
         return CommandResult(tuple(argv), 0, answers[argv[3]], "", 0.0)
+
+
+def test_the_default_qos_counts_where_no_limits_are_enforced_too():
+    """Slurm gives it to jobs, for example for PreemptExemptTime."""
+    settings = BatchSettings("t", "", SlurmLeaseOptions(partition="preemptable"), user="me")
+    site = read_site(
+        world.CONFIG + SLURMDBD + "AccountingStorageEnforce = associations,qos\n", world.PARTITIONS
+    )
+    known = with_accounting(Sacctmgr(), site, settings, None)
+    assert known.max_wall == {}
+    assert known.association == LeaseAssociation("phys", "normal", {})
+    without = Sacctmgr()
+    assert with_accounting(without, read_site(world.CONFIG, ""), settings, None).max_wall == {}
+    assert without.asked == []
 
 
 @pytest.mark.parametrize("error", [CommandError, NoAnswerError])

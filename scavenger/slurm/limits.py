@@ -354,15 +354,16 @@ def limits(
 def _limits_of_user(
     settings: BatchSettings[SlurmLeaseOptions], account: str, rows: Sequence[Mapping[str, str]]
 ) -> Iterator[Finding]:
-    """Yield the findings about the associations of the leases' user, which are among ``rows``. If
-    several users have leases, about that of their account: users inherit its limits.
+    """Yield the findings about the associations of the leases' user, which are among ``rows``: for
+    each partition of the leases its own, or else the one for all partitions. If several users have
+    leases, about that of their account: users inherit its limits.
     """
     user = settings.owner
-    for row in rows:
-        in_partition = row["partition"]
-        if row["user"] not in (user, user.lower()) or (
-            in_partition and in_partition not in settings.lease.partitions
-        ):
+    by_partition = {row["partition"]: row for row in rows if row["user"] in (user, user.lower())}
+    partitions = settings.lease.partitions or ("",)
+    names = [name if name in by_partition else "" for name in partitions]
+    for in_partition in dict.fromkeys(names):
+        if (row := by_partition.get(in_partition)) is None:
             continue
         of = f"of the association of {user or f'account {account}'}"
         of += f" for partition {in_partition}" if in_partition else ""

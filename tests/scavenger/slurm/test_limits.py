@@ -231,6 +231,27 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
     assert [w for s, w in findings.items() if s.startswith(parent)] == [None]
 
 
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ("me|||40|||||\n", ["me"]),
+        ("me|||40|||||\nme|preemptable||30|||||\n", ["me for partition preemptable"]),
+        ("me|||40|||||\nme|other||30|||||\n", ["me"]),
+        ("me|other||30|||||\n", []),
+    ],
+    ids=["for all partitions", "for the partition of leases", "for another", "none"],
+)
+def test_the_association_whose_limits_apply_is_named(tmp_path, rows, names):
+    slurm = world.World(tmp_path)
+    slurm.file("config", world.CONFIG + "AccountingStorageEnforce = associations,limits,qos\n")
+    slurm.tools.runs(
+        "sacctmgr",
+        f"case \"$*\" in *' user '*) echo phys;; *' assoc '*) printf '{rows}';; esac; exit 0",
+    )
+    findings = [sentence for _, sentence in slurm.scavenger().check() if "(MaxJobs" in sentence]
+    assert [s.partition("association of ")[2].partition(")")[0] for s in findings] == names
+
+
 QOS = """\
 low|||cpu=64,node=4|||node=0|||
 part||||||node=9|5||

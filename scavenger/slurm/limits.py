@@ -497,8 +497,12 @@ def _together(limit: str, name: str, allows_none: bool) -> Finding:
 
 
 def _default_account(commands: Commands, user: str) -> str:
+    """Return the user's default account; empty if sacctmgr names none, or several. Raises
+    CommandError.
+    """
     words = ["sacctmgr", "-nP", "show", "user", user, "format=defaultaccount"]
-    return commands.ask(words).strip()
+    accounts = {line.strip() for line in commands.ask(words).splitlines()} - {""}
+    return accounts.pop() if len(accounts) == 1 else ""
 
 
 def _rows(

@@ -118,13 +118,15 @@ class Sacctmgr(Commands):
 
     entity: str = ""
     error: type[CommandError] = CommandError
+    accounts: str = "phys\n"
     asked: list[str] = field(default_factory=list)
 
     def run(self, argv, **_):
         self.asked.append(argv[3])
         if argv[3] == self.entity:
             raise self.error("slurmdbd is away.")
-        answers = {"qos": "normal|00:20:00\n", "user": "phys\n", "assoc": "me|||normal|02:00:00\n"}
+        associations = "me|||normal|02:00:00\n"
+        answers = {"qos": "normal|00:20:00\n", "user": self.accounts, "assoc": associations}
         return CommandResult(tuple(argv), 0, answers[argv[3]], "", 0.0)
 
 
@@ -140,6 +142,17 @@ def test_the_default_qos_counts_where_no_limits_are_enforced_too():
     without = Sacctmgr()
     assert with_accounting(without, read_site(world.CONFIG, ""), settings, None).max_wall == {}
     assert without.asked == []
+
+
+@pytest.mark.parametrize(
+    ("accounts", "account"),
+    [("phys\nphys\n", "phys"), ("phys\nchem\n", ""), ("\n", ""), ("", "")],
+)
+def test_an_answer_that_names_several_default_accounts_names_none(accounts, account):
+    settings = BatchSettings("t", "", SlurmLeaseOptions(partition="preemptable"), user="me")
+    site = read_site(world.CONFIG + ENFORCED, world.PARTITIONS)
+    known = with_accounting(Sacctmgr(accounts=accounts), site, settings, None)
+    assert known.association.account == account
 
 
 @pytest.mark.parametrize("error", [CommandError, NoAnswerError])

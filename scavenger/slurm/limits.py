@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scavenger.batch.commands import CommandError, Commands, NoAnswerError
-from scavenger.batch.limits import job_limit
+from scavenger.batch.limits import job_limit, no_lease
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.slurm.job import SlurmLeaseOptions
@@ -470,7 +470,7 @@ def _takes_none(tres: str) -> bool:
 def _each(limit: str, name: str) -> Finding:
     """Return the finding about a limit on the resources of one job."""
     if _takes_none(limit):
-        return _no_lease(limit, name)
+        return no_lease(limit, name, TABLE)
     return (
         True,
         f"A lease has {limit} at most ({name}). On a node with more it waits in Slurm for "
@@ -478,17 +478,10 @@ def _each(limit: str, name: str) -> Finding:
     )
 
 
-def _no_lease(limit: str, name: str) -> Finding:
-    return (
-        False,
-        f"{name} is {limit}, so that no lease can start; raise it, or name another QOS or account.",
-    )
-
-
 def _together(limit: str, name: str, allows_none: bool) -> Finding:
     """Return the finding about a limit on all leases together."""
     if allows_none:
-        return _no_lease(limit, name)
+        return no_lease(limit, name, TABLE)
     return (
         True,
         f"Leases have {limit} at most ({name}). More of them wait in Slurm for start_within and "

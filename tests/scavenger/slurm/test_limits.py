@@ -178,6 +178,14 @@ def test_what_check_says_of_a_limit(ours, works, words):
     assert (ok, words in sentence) == (works, True), sentence
 
 
+def test_a_limit_of_no_jobs_lets_no_lease_start():
+    """There is no number of leases below it."""
+    for leases in (0, 20):
+        [(works, sentence)] = job_limit("Slurm", "MaxJobs of x", 0, leases, "scheduler.slurm")
+        assert not works
+        assert sentence.startswith("MaxJobs of x is 0, so that no lease can start; raise it,")
+
+
 ASSOC = """\
 ||root||||200||node=10
 me|||40|100|node=0|||

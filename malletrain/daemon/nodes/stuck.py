@@ -51,6 +51,8 @@ STANDSTILL_S = 5.0
 """Time between two checks, seconds, from which the daemon itself stood still and the silence is its
 own.
 """
+MAX_RANGES = 12
+"""Maximum number of ranges of ranks in a sentence."""
 
 
 class WorkerPlace(NamedTuple):
@@ -279,19 +281,32 @@ def _places(rhythm: _Rhythm) -> str:
 
 
 def _workers(workers: Sequence[tuple[int, str]]) -> str:
-    """Return workers as words, such as ``ranks [0-7] on n[1-2]``. ``workers``: (rank, node); a
+    """Return workers as words, such as ``ranks 0-7 on n[1-2]``. ``workers``: (rank, node); a
     negative rank is not known.
     """
     ranks = [rank for rank, _ in workers if rank >= 0]
     unknown = len(workers) - len(ranks)
     phrases = []
     if ranks:
-        words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {named(map(str, ranks))}"
+        words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_ranges(ranks)}"
         phrases.append(f"{words} on {named(node for rank, node in workers if rank >= 0)}")
     if unknown:
         words = "a worker" if unknown == 1 else f"{unknown} workers"
         phrases.append(f"{words} on {named(node for rank, node in workers if rank < 0)}")
     return " and ".join(phrases)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers for a sentence, such as ``0-7, 9``; at most MAX_RANGES ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    words = [f"{low}" if low == high else f"{low}-{high}" for low, high in ranges[:MAX_RANGES]]
+    omitted = sum(high - low + 1 for low, high in ranges[MAX_RANGES:])
+    return ", ".join(words) + (f" and {omitted} more" if omitted else "")
 
 
 def innermost(text: str) -> str:

@@ -210,18 +210,18 @@ def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
 
 def test_workers_at_the_same_place_are_named_as_lists():
     site = Site()
-    names = [f"n{number}" for number in range(6)]
+    names = [f"n{number}" for number in range(12)]
     site.nodes.update((n, SimpleNamespace(node=n, unreachable_since=None)) for n in names)
-    site.samples = dict.fromkeys(range(6), 0.0)
+    site.samples = dict.fromkeys(range(12), 0.0)
     site.run.rounds.members = tuple(names)
-    site.train(20.0, ranks=range(6))
+    site.train(20.0, ranks=range(12))
     site.silence(LEAST + 2.0)
-    for rank in range(5):
+    for rank in (*range(5), *range(6, 12)):
         site.say(names[rank], rank, text=STACK.format(what="all_reduce"))
     site.say("n5", 5, text=STACK.format(what="broadcast"))
     site.silence(ANSWER_S)
     [(sentence, _)] = site.events
-    assert "ranks [0-4] on n[0-4] stand at" in sentence
+    assert "ranks 0-4, 6-11 on n[0-4,6-9,10-11] stand at" in sentence
     assert "; rank 5 on n5 stands at" in sentence
 
 

@@ -2,6 +2,8 @@
 
 The daemon may be of a newer version than an agent that has a job (see the FAQ, "How do I upgrade").
 Only that direction is tolerated: the daemon refuses messages with unknown fields.
+
+Fixed-length tuples, keys and types with metadata are not searched: no message has a struct in one.
 """
 
 from __future__ import annotations

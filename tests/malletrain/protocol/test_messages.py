@@ -9,6 +9,7 @@ import math
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 from malletrain.protocol import messages, wire
 from malletrain.protocol.payloads import Notification, SoftwareEnvironment
@@ -97,6 +98,48 @@ def test_what_an_agent_does_not_know_of_a_newer_daemon_is_left_out_wherever_it_s
     body["job"] = 7
     with pytest.raises(wire.WireError, match="Expected `str`, got `int`"):
         wire.decode([wire.PROTOCOL, msgspec.msgpack.encode(body)], newer=True)
+
+
+def parts_of(kind):
+    """Return the types of which a type directly consists."""
+    values = []
+    for name in kind.__struct_fields__:
+        value = getattr(kind, name)
+        values += value if isinstance(value, tuple) else [value]
+    types = [value.type if isinstance(value, inspect.Field) else value for value in values]
+    return [one for one in types if isinstance(one, inspect.Type)]
+
+
+def types_in(kind):
+    """Return the type and all types in it, each once."""
+    by_id, pending = {}, [kind]
+    while pending:
+        one = pending.pop()
+        if id(one) not in by_id:
+            by_id[id(one)] = one
+            pending += parts_of(one)
+    return list(by_id.values())
+
+
+def unsearched_structs(kind):
+    """Return the structs in ``kind`` that known_fields does not reach."""
+    containers = (inspect.StructType, inspect.UnionType, inspect.ListType, inspect.VarTupleType)
+    structs = []
+    for one in types_in(kind):
+        parts = [] if isinstance(one, containers) else parts_of(one)
+        if isinstance(one, inspect.DictType):
+            parts = [one.key_type]
+        inner = [each for part in parts for each in types_in(part)]
+        structs += [each.cls for each in inner if isinstance(each, inspect.StructType)]
+    return structs
+
+
+def test_every_struct_in_a_message_is_searched_for_unknown_fields():
+    held = messages.HeldTask
+    assert unsearched_structs(inspect.type_info(tuple[held, int])) == [held]
+    assert unsearched_structs(inspect.type_info(dict[held, str])) == [held]
+    assert unsearched_structs(inspect.type_info(list[dict[str, held]])) == []
+    assert unsearched_structs(inspect.type_info(messages.AnyMessage)) == []
 
 
 BIG = 2**64 - 1

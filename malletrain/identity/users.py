@@ -5,6 +5,7 @@ Decides to which user a client's key belongs. The handlers of requests decide wh
 
 from __future__ import annotations
 
+import codecs
 import os
 import pwd
 import re
@@ -14,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from malletrain.identity.keys import is_key
@@ -90,11 +91,11 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
 
 def read_users(path: Path) -> UserList:
     """Return the list in the file. Raises UsersError, also if users other than the daemon's user
-    and root could have written it.
+    and root could have written it, or if it is UTF-16.
     """
     try:
         status = path.stat()
-        text = path.read_text("utf-8", "surrogateescape")
+        data = path.read_bytes()
     except OSError as error:
         raise UsersError(f"The list of users {path} cannot be read: {error.strerror}.") from None
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -102,12 +103,16 @@ def read_users(path: Path) -> UserList:
             f"The list of users {path} can be written by others, who could make themselves "
             "anybody; chown and chmod 644 it."
         )
-    return parse_users(text, str(path))
+    if b"\0" in data or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsersError(
+            f"The list of users {path} is not UTF-8 text; save the file in that encoding."
+        )
+    return parse_users(data.decode("utf-8", "surrogateescape"), str(path))
 
 
 class Users:
     """The list of users in a file, read again when it changes. A wrong line is ignored; if the file
-    cannot be read, the previous list stays valid.
+    cannot be read or has no valid line, the previous list stays valid.
 
     Used by several threads.
     """
@@ -146,7 +151,15 @@ class Users:
                 if version == self._version:
                     self.problem = ""  # the file may have been missing meanwhile
                     return
-                self._list, self.problem, self._version = read_users(self.path), "", version
+                user_list = read_users(self.path)
+                if user_list.problems and not user_list.users:
+                    ignored_keys = user_list.ignored_keys - self._list.users.keys()
+                    self._list = replace(self._list, ignored_keys=ignored_keys)
+                    self._version = None
+                    raise UsersError(
+                        f"The list of users {self.path} has no valid line: {user_list.problems[0]}"
+                    )
+                self._list, self.problem, self._version = user_list, "", version
             except FileNotFoundError:  # a removed file means: no users
                 self._list, self.problem, self._version = (
                     UserList({}),

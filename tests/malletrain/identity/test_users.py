@@ -126,6 +126,24 @@ def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
     assert users.user_of(BOB) is None
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"])
+def test_a_file_that_is_no_list_of_users_changes_nothing(tmp_path, monkeypatch, encoding):
+    """Saved in another encoding, which leaves no valid line."""
+    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
+    path, carl = tmp_path / "users", new_pair().public
+    users = Users(path)
+    path.write_text(f"ada {ADA}\n")
+    assert users.user_of(ADA) == "ada"
+    path.write_bytes(f"adä {ADA}\nmüller {BOB}\ncarl: {carl}\n".encode(encoding))
+    assert (users.user_of(ADA), users.user_of(BOB)) == ("ada", None)
+    words = "has no valid line" if encoding == "latin-1" else "is not UTF-8 text"
+    assert words in users.problem
+    assert users.is_ignored(BOB) == users.is_ignored(carl) == (encoding == "latin-1")
+    assert not users.is_ignored(ADA), "whose line of the previous list is in force"
+    path.write_text("# nobody any more\n")
+    assert (users.user_of(ADA), users.problem) == (None, "")
+
+
 def test_a_list_that_was_away_for_a_while_is_no_problem_any_more(tmp_path, monkeypatch):
     monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
     place, away = tmp_path / "place", tmp_path / "away"

@@ -107,7 +107,7 @@ def read_users(path: Path) -> UserList:
         raise UsersError(
             f"The list of users {path} is not UTF-8 text; save the file in that encoding."
         )
-    return parse_users(data.decode("utf-8", "surrogateescape"), str(path))
+    return parse_users(data.decode("utf-8-sig", "surrogateescape"), str(path))
 
 
 class Users:

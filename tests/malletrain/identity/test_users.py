@@ -77,6 +77,14 @@ def test_a_byte_of_another_encoding_costs_no_other_line(tmp_path):
     )
 
 
+def test_a_byte_order_mark_costs_no_line(tmp_path):
+    """As some editors begin a file in UTF-8."""
+    path = tmp_path / "users"
+    path.write_text(f"ada {ADA}\n", "utf-8-sig")
+    path.chmod(0o644)
+    assert read_users(path) == UserList({ADA: "ada"})
+
+
 @pytest.mark.parametrize(
     "name",
     ["ann@corp.example", "CORP\\ann", "ann+hpc", "007ann", "Ann", "änne", "安", "a.b-c", "host$"],

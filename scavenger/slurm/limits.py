@@ -82,17 +82,17 @@ def with_accounting(
     """
     once = replace(commands, policy=replace(commands.policy, tries=1))
     previous = previous or site
-    known = replace(site, max_wall=previous.max_wall, association=previous.association)
+    result = replace(site, max_wall=previous.max_wall, association=previous.association)
     try:
-        known = replace(known, max_wall=_max_walls(once, site))
+        result = replace(result, max_wall=_max_walls(once, site))
     except NoAnswerError:  # the next command would not be answered either
-        return known
+        return result
     except CommandError:
         pass
     try:
-        return replace(known, association=_lease_association(once, site, settings))
+        return replace(result, association=_lease_association(once, site, settings))
     except CommandError:
-        return known
+        return result
 
 
 def _max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:

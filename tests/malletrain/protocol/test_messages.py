@@ -135,10 +135,10 @@ def unsearched_structs(kind):
 
 
 def test_every_struct_in_a_message_is_searched_for_unknown_fields():
-    held = messages.HeldTask
-    assert unsearched_structs(inspect.type_info(tuple[held, int])) == [held]
-    assert unsearched_structs(inspect.type_info(dict[held, str])) == [held]
-    assert unsearched_structs(inspect.type_info(list[dict[str, held]])) == []
+    struct = messages.HeldTask
+    assert unsearched_structs(inspect.type_info(tuple[struct, int])) == [struct]
+    assert unsearched_structs(inspect.type_info(dict[struct, str])) == [struct]
+    assert unsearched_structs(inspect.type_info(list[dict[str, struct]])) == []
     assert unsearched_structs(inspect.type_info(messages.AnyMessage)) == []
 
 

@@ -119,10 +119,10 @@ class Sacctmgr(Commands):
     entity: str = ""
     error: type[CommandError] = CommandError
     accounts: str = "phys\n"
-    asked: list[str] = field(default_factory=list)
+    entities: list[str] = field(default_factory=list)
 
     def run(self, argv, **_):
-        self.asked.append(argv[3])
+        self.entities.append(argv[3])
         if argv[3] == self.entity:
             raise self.error("slurmdbd is away.")
         associations = "me|||normal|02:00:00\n"
@@ -136,12 +136,12 @@ def test_the_default_qos_counts_where_no_limits_are_enforced_too():
     site = read_site(
         world.CONFIG + SLURMDBD + "AccountingStorageEnforce = associations,qos\n", world.PARTITIONS
     )
-    known = with_accounting(Sacctmgr(), site, settings, None)
-    assert known.max_wall == {}
-    assert known.association == LeaseAssociation("phys", "normal", {})
+    first = with_accounting(Sacctmgr(), site, settings, None)
+    assert first.max_wall == {}
+    assert first.association == LeaseAssociation("phys", "normal", {})
     without = Sacctmgr()
     assert with_accounting(without, read_site(world.CONFIG, ""), settings, None).max_wall == {}
-    assert without.asked == []
+    assert without.entities == []
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_the_default_qos_counts_where_no_limits_are_enforced_too():
 def test_an_answer_that_names_several_default_accounts_names_none(accounts, account):
     settings = BatchSettings("t", "", SlurmLeaseOptions(partition="preemptable"), user="me")
     site = read_site(world.CONFIG + ENFORCED, world.PARTITIONS)
-    known = with_accounting(Sacctmgr(accounts=accounts), site, settings, None)
-    assert known.association.account == account
+    first = with_accounting(Sacctmgr(accounts=accounts), site, settings, None)
+    assert first.association.account == account
 
 
 @pytest.mark.parametrize("error", [CommandError, NoAnswerError])
@@ -160,14 +160,14 @@ def test_an_answer_that_names_several_default_accounts_names_none(accounts, acco
 def test_limits_stay_while_slurmdbd_does_not_report_them(entity, error):
     settings = BatchSettings("t", "", SlurmLeaseOptions(partition="preemptable"), user="me")
     site = read_site(world.CONFIG + ENFORCED, world.PARTITIONS)
-    known = with_accounting(Sacctmgr(), site, settings, None)
-    assert known.max_wall == {"normal": 1200.0}
-    assert known.association == LeaseAssociation("phys", "normal", {"": 7200.0})
+    first = with_accounting(Sacctmgr(), site, settings, None)
+    assert first.max_wall == {"normal": 1200.0}
+    assert first.association == LeaseAssociation("phys", "normal", {"": 7200.0})
     commands = Sacctmgr(CommandPolicy(tries=2), entity=entity, error=error)
-    assert with_accounting(commands, site, settings, known) == known
-    assert commands.asked.count(entity) == 1, "leases wait meanwhile"
+    assert with_accounting(commands, site, settings, first) == first
+    assert commands.entities.count(entity) == 1, "leases wait meanwhile"
     if error is NoAnswerError:
-        assert commands.asked[-1] == entity, "the next one would not be answered either"
+        assert commands.entities[-1] == entity, "the next one would not be answered either"
 
 
 def test_a_limit_below_the_shortest_lease_is_told_before_anything_is_asked_for(slurm):

@@ -1,8 +1,9 @@
 """``python -m tests.everything``: all that can be checked on this machine, one part after another.
 
 ``make test-all`` runs it. Hours: the suite with the tests marked ``thorough``, ``sites`` and
-``vllm``, random days of a simulated site, every boundary of the zoo's scripts, random faults, the
-torch matrix. Ends with a table: a row for each part, and why tests were skipped.
+``vllm``, an upgrade from an older commit, random days of a simulated site, every boundary of the
+zoo's scripts, random faults, the torch matrix. Ends with a table: a row for each part, and why
+tests were skipped.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "lint": ("make", "lint"),
     "suite": (*PYTEST, *SPREAD, "--hypothesis-profile=all", "-m", TOGETHER),
     "sites": (*PYTEST, "-m", "sites"),
+    "upgrade": (*PYTEST, "tests/integration/test_upgrade.py"),
     "vllm": (*PYTEST, "-m", "vllm"),
     "days": ("tests.dst", "--seeds", "10000"),
     "zoo": ("tests.zoo", "--jobs", "2"),
@@ -38,6 +40,14 @@ PARTS: dict[str, tuple[str, ...]] = {
     "matrix": ("make", "torch-matrix"),
 }
 """Name of each part → its command: a target of make, or a Python module with its arguments."""
+
+ENVIRONMENT: dict[str, dict[str, str]] = {
+    "upgrade": {"MALLETRAIN_BEFORE": "b0c642877791b51361224d4b2b606c2af7dd8013"},
+}
+"""Name of a part → what it has in its environment. The upgrade of the suite is from this version
+under another number. That of its own part is from the oldest commit that has all modes: its
+messages differ.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,12 @@ def run(part: str, folder: Path) -> Outcome:
     begin = time.monotonic()
     with log.open("w") as output:
         code = subprocess.run(
-            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False
+            command,
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT.get(part, {})},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
         ).returncode
     counts, reasons = tests_of(report)
     return Outcome(part, code == 0, (time.monotonic() - begin) / 60, counts, reasons)

@@ -44,6 +44,17 @@ def test_a_part_is_shown_with_its_tests_and_why_some_were_skipped(
     assert reason == "sample: 2 skipped: no node has it"
 
 
+def test_a_part_has_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_sample.py").write_text(
+        'import os\n\ndef test_it():\n    assert os.environ["COLOUR"] == "red"\n'
+    )
+    command = ("pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", str(tmp_path))
+    monkeypatch.setitem(everything.PARTS, "sample", command)
+    assert not everything.run("sample", tmp_path).ok
+    monkeypatch.setitem(everything.ENVIRONMENT, "sample", {"COLOUR": "red"})
+    assert everything.run("sample", tmp_path).ok
+
+
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         everything.main(["sutie"])

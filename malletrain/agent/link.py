@@ -327,7 +327,7 @@ class DaemonLink:
         """Handle one message. Return whether it was the daemon's Welcome."""
         self._last_received_at = time.monotonic()
         try:
-            message = decode(frames)
+            message = decode(frames, newer=True)
         except WireError as error:
             log.warning("ignored a message from the daemon: %s", error)
             return False

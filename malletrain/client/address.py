@@ -56,12 +56,24 @@ class Address:
         except UsersError as error:
             return "", str(error)
 
-    def unknown_key(self, why: str) -> ClientError:
-        """Return the error for a key that the daemon does not know, with advice on what to do."""
+    def unknown_key(self, why: str, ignored_line: bool = False) -> ClientError:
+        """Return the error for a key that the daemon does not know, with advice on what to do.
+
+        Args:
+            why: why MUNGE could not authenticate this client; empty if it was not asked.
+            ignored_line: whether the daemon's list of users has the key in an ignored line.
+        """
         reason = f" MUNGE could not tell it who you are: {why}" if why else ""
+        problem = "'malletrain check' tells its operators what is wrong with it"
+        advice = (
+            f"Its list of users has your key in a line that it ignores; {problem}. The line should "
+            "be"
+            if ignored_line
+            else f"Give its operators this line for their list of users (if it is there already, "
+            f"{problem})"
+        )
         return ClientError(
-            f"The daemon at {self.endpoint} does not know your key.{reason} Give its operators "
-            "this line for their list of users: "
+            f"The daemon at {self.endpoint} does not know your key.{reason} {advice}: "
             f"{user_name()} {self.public_key.decode('ascii')}",
             UNAUTHENTICATED,
         )

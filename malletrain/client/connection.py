@@ -70,11 +70,17 @@ class Channel:
         except ClientError as error:
             if error.code != UNAUTHENTICATED:
                 raise
-            self._log_in(isinstance(error.data, dict) and error.data.get("munge") is True)
+            data = error.data if isinstance(error.data, dict) else {}
+            self._log_in(data.get("munge") is True, data.get("ignored_line") is True)
         return self._request(op, params, wait_s, changes_state)
 
-    def _log_in(self, munge: bool) -> None:
-        """Log in with a MUNGE credential."""
+    def _log_in(self, munge: bool, ignored_line: bool) -> None:
+        """Log in with a MUNGE credential.
+
+        Args:
+            munge: whether the daemon accepts MUNGE credentials.
+            ignored_line: whether its list of users has this client's key in an ignored line.
+        """
         credential, why = self.address.credential(munge)
         if credential:
             try:
@@ -82,7 +88,7 @@ class Channel:
                 return
             except ClientError as error:
                 why = str(error)
-        raise self.address.unknown_key(why)
+        raise self.address.unknown_key(why, ignored_line)
 
     def _request(
         self, op: str, params: Mapping[str, Any], wait_s: float, changes_state: bool

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from scavenger.backoff import Backoff
+from scavenger.hostlist import named
 
 FREE_FAILURES = 2
 """Number of failed starts in a row that cause no pause."""
@@ -141,7 +142,7 @@ class FailedStarts:
             return ""
         whose = f" as {owner}" if owner else ""
         names = sorted(failure.node for failure in recent)
-        where = names[0] if len(names) == 1 else f"{len(names)} nodes ({_listed(names)})"
+        where = names[0] if len(names) == 1 else f"{len(names)} nodes ({named(names)})"
         last = recent[-1]
         on = "" if len(names) == 1 else f" on {last.node}"
         text = (
@@ -152,12 +153,3 @@ class FailedStarts:
             text += f" {self.in_a_row(owner, now)} failed in a row; the next is requested in "
             text += f"{pause_s:.0f} s."
         return text
-
-
-MAX_NAMES = 3
-"""Maximum number of nodes in a sentence."""
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{more}"

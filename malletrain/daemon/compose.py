@@ -58,7 +58,7 @@ from malletrain.daemon.site.logs import RotatedLog
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing
-from malletrain.identity.users import Munge
+from malletrain.identity.users import Munge, Users
 from malletrain.protocol import env, sharing
 from malletrain.protocol.bounds import MAX_PROCESSES
 from malletrain.protocol.health import HealthPlan, written
@@ -236,7 +236,7 @@ def compose(
     retention: Retention,
     path: Path | None,
     log_file: RotatedLog | None,
-    users_problems: Callable[[], tuple[str, ...]],
+    users: Users | None,
 ) -> Components:
     """Create and connect the components of one daemon. Call it within the daemon's loop.
 
@@ -255,7 +255,7 @@ def compose(
         retention: deletes old rows.
         path: file of the configuration; None if there is none.
         log_file: file of the log; None for standard error.
-        users_problems: returns what is wrong with the list of users, as sentences.
+        users: the list of users; None if there is none.
     """
     state = make_site_state(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.logs_dir, config.jobs.log_limit)
@@ -303,7 +303,7 @@ def compose(
         scavenger.name,
         handler_failures,
         reload,
-        users_problems,
+        users.problems if users is not None else tuple,
     )
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
     return Components(
@@ -320,7 +320,7 @@ def compose(
             transactions,
             agent_handlers,
             api,
-            Login(keys, munge),
+            Login(keys, munge, users.is_ignored if users is not None else None),
             handler_failures,
             keys.identity,
         ),

@@ -407,7 +407,7 @@ class Daemon:
             self._retention,
             self._path,
             self._log_file,
-            self.users.problems if self.users is not None else tuple,
+            self.users,
         )
 
     async def _until(self, stop: asyncio.Event, components: Components) -> BaseException | None:

@@ -5,15 +5,17 @@ Decides to which user a client's key belongs. The handlers of requests decide wh
 
 from __future__ import annotations
 
+import codecs
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from malletrain.identity.keys import is_key
@@ -23,6 +25,7 @@ MIN_CHECK_INTERVAL_S = 0.4
 """Minimum time between two checks of the file, seconds. Users with open requests are checked twice
 a second, so a removed user loses access within a second."""
 TIMEOUT_S = 10.0
+_SURROGATE = re.compile("[\udc80-\udcff]")
 _REFUSALS = {
     15: "the credential is too old; do the clocks of this machine and the daemon's agree?",
     16: "the credential is of the future; do the clocks of this machine and the daemon's agree?",
@@ -44,20 +47,30 @@ class UserList:
     """Key → user."""
     problems: tuple[str, ...] = ()
     """A sentence for each line that is ignored."""
+    ignored_keys: frozenset[str] = frozenset()
+    """Keys in ignored lines that no other line gives to a user."""
 
 
 def parse_users(text: str, where: str = "list of users") -> UserList:
     """Return the users in ``text``: ``NAME KEY`` on each line, ``#`` begins a comment; a user may
     have several keys. A wrong line is ignored and reported; the others are valid.
+
+    A byte that is not UTF-8 text is a surrogate in ``text``, as Python's ``surrogateescape`` makes
+    it. Comments may have such bytes.
     """
     users: dict[str, str] = {}
     problems: list[str] = []
+    ignored_keys: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        place = f"{where}, line {number}"
-        if len(words) < 2 or not is_key(words[1]) or (len(words) > 2 and words[2][0] != "#"):
+        place, count = f"{where}, line {number}", len(problems)
+        if any(_SURROGATE.search(word) for word in words[:2]):
+            problems.append(
+                f"{place}, is left out: it is not UTF-8 text; save the file in that encoding."
+            )
+        elif len(words) < 2 or not is_key(words[1]) or (len(words) > 2 and words[2][0] != "#"):
             problems.append(
                 f"{place}, is left out: it must be a user name and a key, as 'malletrain key' "
                 "prints them."
@@ -71,30 +84,35 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
             problems.append(
                 f"{place}, is left out: the key of {words[0]} is that of {users[words[1]]} already."
             )
-    return UserList(users, tuple(problems))
+        if len(problems) > count:
+            ignored_keys.update(filter(is_key, words))
+    return UserList(users, tuple(problems), frozenset(ignored_keys - users.keys()))
 
 
 def read_users(path: Path) -> UserList:
     """Return the list in the file. Raises UsersError, also if users other than the daemon's user
-    and root could have written it.
+    and root could have written it, or if it is UTF-16.
     """
     try:
         status = path.stat()
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsersError(f"The list of users {path} cannot be read: {why}.") from None
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsersError(f"The list of users {path} cannot be read: {error.strerror}.") from None
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsersError(
             f"The list of users {path} can be written by others, who could make themselves "
             "anybody; chown and chmod 644 it."
         )
-    return parse_users(text, str(path))
+    if b"\0" in data or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsersError(
+            f"The list of users {path} is not UTF-8 text; save the file in that encoding."
+        )
+    return parse_users(data.decode("utf-8-sig", "surrogateescape"), str(path))
 
 
 class Users:
     """The list of users in a file, read again when it changes. A wrong line is ignored; if the file
-    cannot be read, the previous list stays valid.
+    cannot be read or has no valid line, the previous list stays valid.
 
     Used by several threads.
     """
@@ -114,6 +132,10 @@ class Users:
             self._check_file()
         return self._list.users.get(key)
 
+    def is_ignored(self, key: str) -> bool:
+        """Return whether the list has this key only in lines that are ignored."""
+        return key in self._list.ignored_keys
+
     def problems(self) -> tuple[str, ...]:
         """Return the problems of the list, a sentence each: why the file cannot be read, and which
         lines are ignored.
@@ -129,7 +151,15 @@ class Users:
                 if version == self._version:
                     self.problem = ""  # the file may have been missing meanwhile
                     return
-                self._list, self.problem, self._version = read_users(self.path), "", version
+                user_list = read_users(self.path)
+                if user_list.problems and not user_list.users:
+                    ignored_keys = user_list.ignored_keys - self._list.users.keys()
+                    self._list = replace(self._list, ignored_keys=ignored_keys)
+                    self._version = None
+                    raise UsersError(
+                        f"The list of users {self.path} has no valid line: {user_list.problems[0]}"
+                    )
+                self._list, self.problem, self._version = user_list, "", version
             except FileNotFoundError:  # a removed file means: no users
                 self._list, self.problem, self._version = (
                     UserList({}),

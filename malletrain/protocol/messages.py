@@ -206,6 +206,8 @@ class Leaving(Message, frozen=True):
     """The main scheduler wants the node back: the agent is gone within ``in_s`` seconds."""
 
     in_s: Duration
+    reason: Sentence = ""
+    """Earlier agents give one; not used."""
 
 
 class Sick(Message, frozen=True):

@@ -2,16 +2,20 @@
 whose ``type`` names the message.
 
 Decoding checks size, version, type and every field. An invalid message raises :class:`WireError`,
-whose text is sent back to the sender.
+whose text is sent back to the sender. Only an agent accepts fields that it does not know, because
+the daemon may be newer than the agent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
+from malletrain.protocol.known_fields import known_fields
 from malletrain.protocol.messages import AnyMessage, Message, Request
 
 PROTOCOL = b"MT1"
@@ -66,7 +70,10 @@ def _packed(data: Any, what: str) -> bytes:
 
 
 def decode(
-    frames: Sequence[bytes], frame_count: int | None = None, max_bytes: int = MAX_MESSAGE_BYTES
+    frames: Sequence[bytes],
+    frame_count: int | None = None,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+    newer: bool = False,
 ) -> Any:
     """Return the message in ``frames`` (identity frames removed).
 
@@ -74,6 +81,8 @@ def decode(
         frames: the received frames, or the first of them.
         frame_count: number of frames received, if not all were kept.
         max_bytes: maximum size of the message.
+        newer: whether the sender may be of a newer version: fields that this version does not know
+            are left out.
 
     Raises:
         WireError: the message is invalid; the text is for the sender.
@@ -93,11 +102,22 @@ def decode(
             f"The message has {len(payload)} bytes; the limit is {max_bytes}. Send less at once."
         )
     try:
-        return _decoder.decode(payload)
+        try:
+            return _decoder.decode(payload)
+        except msgspec.ValidationError:
+            if not newer:
+                raise
+            data = known_fields(msgspec.msgpack.decode(payload), _message_types())
+            return _decoder.decode(_encoder.encode(data))
     except msgspec.ValidationError as e:
         raise WireError(f"The message does not fit the protocol: {_short(e)}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"The message body is not valid msgpack: {_short(e)}.") from None
+
+
+@lru_cache(maxsize=1)
+def _message_types() -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(AnyMessage)
 
 
 def _short(error: Exception) -> str:

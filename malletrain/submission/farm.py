@@ -116,7 +116,7 @@ def build_farm(
         "--checkpoint": tasks.checkpoint or "",
     }
     more = (OUTPUT,) if tasks.output else ()
-    of_a_task = {*columns, *more, INDEX}
+    task_names = {*columns, *more, INDEX}
     if problem := problems(words, columns, more):
         if not tasks.output and problem.startswith("{output}"):
             problem = "{output} in the command is the result file; give its name with --output."
@@ -128,18 +128,22 @@ def build_farm(
         raise SpecError(f"A column is called {OUTPUT}, as is the result file; rename it.", "output")
     for option in ("--log", "--output"):
         pattern = patterns[option]
-        if pattern and total > 1 and not _changes_with(of_a_task, pattern, columns):
+        if pattern and total > 1 and not _changes_with(task_names, pattern, columns):
             raise SpecError(
                 f"{option}: all tasks would write to {pattern}; add {{index}} or a column to its "
                 "name."
             )
     all_words = "\n".join(words)
-    if total > 1 and not tasks.array_env and not _changes_with(of_a_task, all_words, columns, more):
+    if (
+        total > 1
+        and not tasks.array_env
+        and not _changes_with(task_names, all_words, columns, more)
+    ):
         notes.append(
             "Note: the command has no {name} of a column, so all tasks run the same one; "
             "$MALLETRAIN_TASK is the number of the task."
         )
-    if tasks.checkpoint and total > 1 and not _changes_with(of_a_task, tasks.checkpoint, columns):
+    if tasks.checkpoint and total > 1 and not _changes_with(task_names, tasks.checkpoint, columns):
         notes.append(
             f"Note: all tasks have the same directory for checkpoints, {tasks.checkpoint}; with "
             "{index} in its name each has its own."
@@ -200,14 +204,14 @@ def check_files(farm: FarmSpec, groups: Iterable[tuple[int, Sequence[Sequence[st
     Raises:
         SpecError: two tasks have the same one.
     """
-    distinct = {INDEX} if INDEX not in farm.columns or farm.array_range is not None else set()
+    unique_names = {INDEX} if INDEX not in farm.columns or farm.array_range is not None else set()
     """Names whose values no two tasks have in common."""
     patterns = {
         option: pattern
         for option, pattern in (("--log", farm.log), ("--output", farm.output))
         if pattern
         # A later ".." may remove the number from the path.
-        and (f"{os.sep}.." in pattern or not _changes_with(distinct, pattern, farm.columns))
+        and (f"{os.sep}.." in pattern or not _changes_with(unique_names, pattern, farm.columns))
     }
     if not patterns:
         return

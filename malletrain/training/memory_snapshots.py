@@ -78,7 +78,7 @@ reach another node, or the disk, within the drain wait.
 """
 _ABSENT = (
     "This node keeps no snapshots in memory (outside MalleTrain, under torchrun, without /dev/shm, "
-    "or with [jobs] snapshot_memory = 0): they go to disk."
+    'or with [jobs] snapshot_memory = "off"): they go to disk.'
 )
 
 

@@ -9,6 +9,21 @@ from collections.abc import Iterator
 from scavenger.batch.look import Finding
 
 
+def no_lease(limit: str, name: str, table: str) -> Finding:
+    """Return the finding about a limit that allows no lease at all.
+
+    Args:
+        limit: its value, as the scheduler shows it.
+        name: name of the limit.
+        table: table of the configuration, such as ``scheduler.slurm``.
+    """
+    return (
+        False,
+        f"{name} is {limit}, so that no lease can start; raise it, or set options in [{table}] "
+        "with which it does not apply to leases.",
+    )
+
+
 def job_limit(title: str, name: str, limit: int, max_leases: int, table: str) -> Iterator[Finding]:
     """Yield the findings about one limit.
 
@@ -19,7 +34,9 @@ def job_limit(title: str, name: str, limit: int, max_leases: int, table: str) ->
         max_leases: maximum number of leases of one user in the configuration; 0: no limit.
         table: table of the configuration, such as ``scheduler.slurm``.
     """
-    if max_leases >= limit:
+    if not limit:
+        yield no_lease("0", name, table)
+    elif max_leases >= limit:
         yield (
             False,
             f"{title} allows one user {limit} jobs ({name}), leases included, and "

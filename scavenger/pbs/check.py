@@ -313,7 +313,7 @@ def _limits(inputs: PbsCheckInputs, hosts: Collection[HostVnodes]) -> Iterator[F
                 limit_text = f"{name} of {place}"
                 if resource:
                     limit_text += f": {limit}, of which a lease takes {per_lease:.0f} or more"
-                if limit < per_lease:
+                if resource and limit < per_lease:
                     yield (
                         False,
                         f"No lease can run: a limit of PBS per user is smaller than one lease "

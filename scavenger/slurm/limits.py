@@ -1,8 +1,9 @@
 """The limits of Slurm that a lease meets: of its partitions, of its QOS and of its association.
 
 :func:`longest_lease` and :func:`most_memory_mb` decide the maximum length and memory of a lease
-job: MaxTime and MaxMemPerNode of its partitions, MaxWall of its QOS. A lease that requests more
-would wait for ever (PartitionTimeLimit, QOSMaxWallDurationPerJobLimit, MaxMemPerLimit).
+job: MaxTime and MaxMemPerNode of its partitions, MaxWall of its QOS or else of its association. A
+lease that requests more would wait for ever (PartitionTimeLimit, QOSMaxWallDurationPerJobLimit,
+AssocMaxWallDurationPerJobLimit, MaxMemPerLimit).
 
 :class:`LimitWatch` watches jobs that wait because a limit of their association or QOS is reached,
 against which leases count too. Slurm preempts for nodes, never for a limit. A job with such a
@@ -20,33 +21,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from scavenger.batch.commands import CommandError, Commands
-from scavenger.batch.limits import job_limit
+from scavenger.batch.commands import CommandError, Commands, NoAnswerError
+from scavenger.batch.limits import job_limit, no_lease
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import SlurmJob, read_duration
-from scavenger.slurm.site import SlurmSite
+from scavenger.slurm.site import DEFAULT_QOS, LeaseAssociation, SlurmSite
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES
 
 
 def longest_lease(site: SlurmSite, lease: SlurmLeaseOptions) -> tuple[float | None, str]:
     """Return (seconds, the setting that limits them), the smallest of all limits; (None, empty) if
     there is no limit.
+
+    MaxWall of the association does not count if a QOS of the lease has one (resource limits page of
+    Slurm, "Hierarchy").
     """
     limits: list[tuple[float, str]] = []
-    for name in lease.partitions:
-        partition = site.partitions.get(name)
-        if partition is None:
-            continue
-        if partition.max_time_s is not None:
-            limits.append((partition.max_time_s, f"MaxTime of partition {name}"))
-        if (most := site.max_wall.get(partition.qos)) is not None:
-            limits.append((most, f"MaxWall of QOS {partition.qos} of partition {name}"))
-    if (most := site.max_wall.get(lease.qos)) is not None:
-        limits.append((most, f"MaxWall of QOS {lease.qos}"))
+    association, qos = site.association, lease.qos or site.association.qos
+    for name in lease.partitions or ("",):
+        of_qos = [(qos, f"MaxWall of QOS {qos}")]
+        if (partition := site.partitions.get(name)) is not None:
+            if partition.max_time_s is not None:
+                limits.append((partition.max_time_s, f"MaxTime of partition {name}"))
+            if partition.qos:
+                of_qos.append(
+                    (partition.qos, f"MaxWall of QOS {partition.qos} of partition {name}")
+                )
+        walls = [(site.max_wall[one], by) for one, by in of_qos if one in site.max_wall]
+        if not walls and (most := association.max_wall_in(name)) is not None:
+            walls = [(most, f"MaxWall of the association with account {association.account}")]
+        limits += walls
     return min(limits, default=(None, ""))
 
 
@@ -56,18 +65,83 @@ def most_memory_mb(site: SlurmSite, lease: SlurmLeaseOptions) -> int:
     return min((most for most in limits if most is not None), default=0)
 
 
-def max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:
-    """Return QOS → its MaxWall, seconds, if it has one. Empty if limits are not enforced or Slurm
-    does not report them.
+def with_accounting(
+    commands: Commands,
+    site: SlurmSite,
+    settings: BatchSettings[SlurmLeaseOptions],
+    previous: SlurmSite | None,
+) -> SlurmSite:
+    """Return ``site`` with what slurmdbd knows of leases: MaxWall of QOS, and their association.
+    What it does not report stays as it is in ``previous``.
+
+    Args:
+        commands: runs the commands, each once, because leases wait meanwhile.
+        site: configuration of Slurm.
+        settings: settings of the site.
+        previous: the configuration as it was read before; None if it was not.
     """
-    if "limits" not in site.settings.get("AccountingStorageEnforce", "").lower():
-        return {}
+    once = replace(commands, policy=replace(commands.policy, tries=1))
+    previous = previous or site
+    result = replace(site, max_wall=previous.max_wall, association=previous.association)
     try:
-        printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,maxwall"])
+        result = replace(result, max_wall=_max_walls(once, site))
+    except NoAnswerError:  # the next command would not be answered either
+        return result
     except CommandError:
+        pass
+    try:
+        return replace(result, association=_lease_association(once, site, settings))
+    except CommandError:
+        return result
+
+
+def _max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:
+    """Return QOS → its MaxWall, seconds, if it has one. Empty if limits are not enforced. Raises
+    CommandError.
+    """
+    if not _enforced(site):
         return {}
+    printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,maxwall"])
     rows = (line.split("|") for line in printed.splitlines() if "|" in line)
     return {row[0]: s for row in rows if (s := read_duration(row[1])) is not None}
+
+
+def _lease_association(
+    commands: Commands, site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]
+) -> LeaseAssociation:
+    """Return the association of the leases: that of their user, or of their account if several
+    users have leases. Empty if it is not known. Raises CommandError.
+
+    Its MaxWall counts only if limits are enforced, its default QOS in any case.
+    """
+    account, user = settings.lease.account, settings.owner
+    if not site.has_slurmdbd or not (account or user):
+        return LeaseAssociation()
+    account = account or _default_account(commands, user)
+    if not account:
+        return LeaseAssociation()
+    conditions = [f"cluster={site.settings.get('ClusterName', '')}", f"account={account}"]
+    rows = _rows(
+        commands, "assoc", FIELDS_OF_LEASES, *conditions, *([f"user={user}"] if user else ())
+    )
+    own = {row["partition"]: row for row in rows if row["user"] in (user, user.lower())}
+    row = own.get(settings.lease.main_partition, own.get("", {}))
+    qos = ""
+    if row:
+        only_qos = "" if "," in row["qos"] else row["qos"]
+        qos = row["defaultqos"] or only_qos or DEFAULT_QOS
+    return LeaseAssociation(
+        account,
+        qos,
+        {partition: read_duration(row["maxwall"]) for partition, row in own.items()}
+        if _enforced(site)
+        else {},
+    )
+
+
+def _enforced(site: SlurmSite) -> bool:
+    """Return whether Slurm enforces limits."""
+    return "limits" in site.settings.get("AccountingStorageEnforce", "").lower()
 
 
 UNRELIEVED_LIMITS = re.compile(r"\w*(?:PerJob|(?<!Run)Minutes|Wall)\w*")
@@ -235,15 +309,17 @@ def _counts(job: SlurmJob, user: str, account: str, options: SlurmLeaseOptions) 
 
 
 TABLE = "scheduler.slurm"
+FIELDS_OF_LEASES = ["user", "partition", "defaultqos", "qos", "maxwall"]
 FIELDS_OF_USER = {"maxjobs": "MaxJobs", "maxsubmitjobs": "MaxSubmitJobs"}
+TRES_OF_USER = {"maxtres": "MaxTRESPerJob"}
 FIELDS_OF_ACCOUNT = {"grpjobs": "GrpJobs", "grpsubmitjobs": "GrpSubmitJobs", "grptres": "GrpTRES"}
 FIELDS_OF_QOS = {"maxjobsperuser": "MaxJobsPerUser", "maxsubmitjobsperuser": "MaxSubmitJobsPerUser"}
 TRES_OF_QOS = {
     "maxtresperuser": "MaxTRESPerUser",
     "maxtresperaccount": "MaxTRESPerAccount",
     "grptres": "GrpTRES",
-    "maxtresperjob": "MaxTRES",
 }
+TRES_OF_JOB = {"maxtresperjob": "MaxTRES"}
 JOBS_OF_QOS = {"grpjobs": "GrpJobs", "grpsubmitjobs": "GrpSubmitJobs"}
 """Field of ``sacctmgr show`` → name of the limit. These limits count the jobs of all users of a
 QOS.
@@ -258,65 +334,131 @@ def limits(
     """Yield a finding for each limit against which leases count. There are none if Slurm enforces
     no limits or does not report them.
     """
-    if "limits" not in site.settings.get("AccountingStorageEnforce", "").lower():
+    if not _enforced(site):
         return
-    cluster, lease, ours = site.settings.get("ClusterName", ""), settings.lease, settings
+    account = settings.lease.account or site.association.account
     try:
-        account = lease.account or _default_account(commands, settings.user)
-        rows = _show(
-            commands,
-            "assoc",
-            [*FIELDS_OF_USER, *FIELDS_OF_ACCOUNT],
-            f"cluster={cluster}",
-            f"account={account}",
-        )
-        of_qos = [*FIELDS_OF_QOS, *TRES_OF_QOS, *JOBS_OF_QOS]
-        qos = _show(commands, "qos", of_qos) if _names_of_qos(site, settings) else {}
+        account = account or _default_account(commands, settings.user)
+        accounts = _with_parents(commands, site, account)
+        of_qos = [*FIELDS_OF_QOS, *TRES_OF_QOS, *TRES_OF_JOB, *JOBS_OF_QOS]
+        qos = {row["name"]: row for row in _rows(commands, "qos", ["name", *of_qos])}
     except CommandError:
         return
-    of_user = rows.get(settings.user, {})
-    for field, name in FIELDS_OF_USER.items():
-        if (limit := of_user.get(field, "")).isdecimal():
-            named = f"{name} of the association of {settings.user}"
-            yield from job_limit("Slurm", named, int(limit), ours.max_leases_per_user, TABLE)
-    for called in _names_of_qos(site, settings):
-        row = qos.get(called, {})
-        for field, name in FIELDS_OF_QOS.items():
-            if (limit := row.get(field, "")).isdecimal():
-                named = f"{name} of QOS {called}"
-                yield from job_limit("Slurm", named, int(limit), ours.max_leases_per_user, TABLE)
-        for field, name in JOBS_OF_QOS.items():
-            if (limit := row.get(field, "")).isdecimal():
-                yield _together(f"{limit} jobs", f"{name} of QOS {called}", limit == "0")
-        for field, name in TRES_OF_QOS.items():
-            if limit := row.get(field, ""):
-                yield _together(limit, f"{name} of QOS {called}", _takes_none(limit))
-    account_limits = [
-        f"{name}={value}"
-        for field, name in FIELDS_OF_ACCOUNT.items()
-        if (value := rows.get("", {}).get(field, ""))
-    ]
-    if not account_limits:
+    yield from _limits_of_user(settings, account, accounts.get(account, []))
+    for name in _names_of_qos(site, settings):
+        yield from _limits_of_qos(settings, name, qos.get(name, {}))
+    for name, rows in accounts.items():
+        yield from _limits_of_account(settings, account, name, rows)
+
+
+def _limits_of_user(
+    settings: BatchSettings[SlurmLeaseOptions], account: str, rows: Sequence[Mapping[str, str]]
+) -> Iterator[Finding]:
+    """Yield the findings about the associations of the leases' user, which are among ``rows``: for
+    each partition of the leases its own, or else the one for all partitions. If several users have
+    leases, about that of their account: users inherit its limits.
+    """
+    user = settings.owner
+    by_partition = {row["partition"]: row for row in rows if row["user"] in (user, user.lower())}
+    partitions = settings.lease.partitions or ("",)
+    names = [name if name in by_partition else "" for name in partitions]
+    for in_partition in dict.fromkeys(names):
+        if (row := by_partition.get(in_partition)) is None:
+            continue
+        of = f"of the association of {user or f'account {account}'}"
+        of += f" for partition {in_partition}" if in_partition else ""
+        for field, name in FIELDS_OF_USER.items():
+            if (limit := row[field]).isdecimal():
+                yield from job_limit(
+                    "Slurm", f"{name} {of}", int(limit), settings.max_leases_per_user, TABLE
+                )
+        for field, name in TRES_OF_USER.items():
+            if limit := row[field]:
+                yield _each(limit, f"{name} {of}")
+
+
+def _limits_of_qos(
+    settings: BatchSettings[SlurmLeaseOptions], qos: str, row: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield the findings about a QOS of the leases."""
+    for field, name in FIELDS_OF_QOS.items():
+        if (limit := row.get(field, "")).isdecimal():
+            named = f"{name} of QOS {qos}"
+            yield from job_limit("Slurm", named, int(limit), settings.max_leases_per_user, TABLE)
+    for field, name in JOBS_OF_QOS.items():
+        if (limit := row.get(field, "")).isdecimal():
+            yield _together(f"{limit} jobs", f"{name} of QOS {qos}", limit == "0")
+    for field, name in TRES_OF_QOS.items():
+        if limit := row.get(field, ""):
+            yield _together(limit, f"{name} of QOS {qos}", _takes_none(limit))
+    for field, name in TRES_OF_JOB.items():
+        if limit := row.get(field, ""):
+            yield _each(limit, f"{name} of QOS {qos}")
+
+
+def _limits_of_account(
+    settings: BatchSettings[SlurmLeaseOptions],
+    account: str,
+    limited: str,
+    rows: Sequence[Mapping[str, str]],
+) -> Iterator[Finding]:
+    """Yield the finding about the limits of the leases' account, or of a parent account.
+
+    Args:
+        settings: settings of the site.
+        account: account of the leases.
+        limited: the account whose limits are in ``rows``.
+        rows: associations of that account.
+    """
+    row = next((row for row in rows if not row["user"]), {})
+    limits = [f"{name}={row[field]}" for field, name in FIELDS_OF_ACCOUNT.items() if row.get(field)]
+    if not limits:
         return
-    shown = ", ".join(account_limits)
-    sentence = f"Leases count against the limits of account {account} ({shown})"
-    if lease.leave_at_limits:
-        yield True, f"{sentence}; they leave for its jobs that wait there (leave_at_limits)."
-    else:
+    is_parent = limited != account
+    whose = f"account {limited}" + (f", a parent of {account}" if is_parent else "")
+    sentence = f"Leases count against the limits of {whose} ({', '.join(limits)})"
+    if not settings.lease.leave_at_limits:
         yield (
             False,
             f"{sentence}, for which Slurm preempts nothing, so jobs of the account would wait for "
             f"leases; set leave_at_limits = true in [{TABLE}], or account to one of their own.",
         )
+    elif is_parent:
+        yield (
+            None,
+            f"{sentence}; they leave for jobs of {account} that wait there (leave_at_limits), not "
+            f"for those of other accounts below {limited}.",
+        )
+    else:
+        yield True, f"{sentence}; they leave for its jobs that wait there (leave_at_limits)."
+
+
+def _with_parents(
+    commands: Commands, site: SlurmSite, account: str
+) -> dict[str, list[dict[str, str]]]:
+    """Return account → its associations, for an account and all its parents. Raises
+    CommandError.
+    """
+    fields = ["user", "partition", "parentname"]
+    fields += [*FIELDS_OF_USER, *TRES_OF_USER, *FIELDS_OF_ACCOUNT]
+    accounts: dict[str, list[dict[str, str]]] = {}
+    while account and account not in accounts:
+        conditions = f"cluster={site.settings.get('ClusterName', '')}", f"account={account}"
+        rows = accounts[account] = _rows(commands, "assoc", fields, *conditions)
+        account = next((row["parentname"] for row in rows if not row["user"]), "")
+    return accounts
 
 
 def _names_of_qos(site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]) -> list[str]:
-    """Return the QOS whose limits apply to leases: their own, and those of their partitions."""
+    """Return the QOS whose limits apply to leases: their own or that of jobs that name none, and
+    those of their partitions.
+    """
     lease = settings.lease
     of_partitions = (
         site.partitions[name].qos for name in lease.partitions if name in site.partitions
     )
-    return list(dict.fromkeys(name for name in (lease.qos, *of_partitions) if name))
+    qos = lease.qos or site.association.qos
+    return list(dict.fromkeys(name for name in (qos, *of_partitions) if name))
 
 
 def _takes_none(tres: str) -> bool:
@@ -325,12 +467,21 @@ def _takes_none(tres: str) -> bool:
     return any(name in LEASE_RESOURCES and value.strip("KMGTP") == "0" for name, _, value in parts)
 
 
+def _each(limit: str, name: str) -> Finding:
+    """Return the finding about a limit on the resources of one job."""
+    if _takes_none(limit):
+        return no_lease(limit, name, TABLE)
+    return (
+        True,
+        f"A lease has {limit} at most ({name}). On a node with more it waits in Slurm for "
+        "start_within and is withdrawn.",
+    )
+
+
 def _together(limit: str, name: str, allows_none: bool) -> Finding:
+    """Return the finding about a limit on all leases together."""
     if allows_none:
-        return (
-            False,
-            f"{name} is {limit}, so that no lease can start; raise it, or name another QOS.",
-        )
+        return no_lease(limit, name, TABLE)
     return (
         True,
         f"Leases have {limit} at most ({name}). More of them wait in Slurm for start_within and "
@@ -339,17 +490,18 @@ def _together(limit: str, name: str, allows_none: bool) -> Finding:
 
 
 def _default_account(commands: Commands, user: str) -> str:
-    words = ["sacctmgr", "-nP", "show", "user", user, "format=defaultaccount"]
-    return commands.ask(words).strip()
-
-
-def _show(
-    commands: Commands, entity: str, fields: list[str], *conditions: str
-) -> dict[str, dict[str, str]]:
-    """Return name → field → value. The name is a QOS, or the user of an association (empty: the
-    account itself).
+    """Return the user's default account; empty if sacctmgr names none, or several. Raises
+    CommandError.
     """
-    key = "user" if entity == "assoc" else "name"
-    words = ["sacctmgr", "-nP", "show", entity, *conditions, f"format={','.join([key, *fields])}"]
-    rows = [line.split("|") for line in commands.ask(words).splitlines() if "|" in line]
-    return {row[0]: dict(zip(fields, row[1:], strict=False)) for row in rows}
+    words = ["sacctmgr", "-nP", "show", "user", user, "format=defaultaccount"]
+    accounts = {line.strip() for line in commands.ask(words).splitlines()} - {""}
+    return accounts.pop() if len(accounts) == 1 else ""
+
+
+def _rows(
+    commands: Commands, entity: str, fields: Sequence[str], *conditions: str
+) -> list[dict[str, str]]:
+    """Return the rows of ``sacctmgr show``, each as field → value. Raises CommandError."""
+    words = ["sacctmgr", "-nP", "show", entity, *conditions, f"format={','.join(fields)}"]
+    rows = (line.split("|") for line in commands.ask(words).splitlines())
+    return [dict(zip(fields, row, strict=False)) for row in rows if len(row) >= len(fields)]

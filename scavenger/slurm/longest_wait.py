@@ -20,10 +20,9 @@ from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import read_duration
-from scavenger.slurm.site import SlurmSite
+from scavenger.slurm.site import DEFAULT_QOS, SlurmSite
 
 CLUSTER = "PreemptExemptTime"
-DEFAULT_QOS = "normal"
 HETEROGENEOUS_DELAY_S = 30.0
 """Time for which Slurm puts off a component of a heterogeneous job (reason ``BeginTime``) if its
 nodes are not free yet when it first could start; measured with Slurm 22.05, also without leases.
@@ -61,16 +60,15 @@ def longest_wait(
     Args:
         site: the Slurm site.
         partition: partition of the leases; empty if it is not set.
-        qos: QOS of the leases; empty if it is not set.
+        qos: QOS of the leases; empty if it is not set, so that Slurm chooses it. If it is not
+            known which, that is DEFAULT_QOS.
         exempt_of: QOS → its PreemptExemptTime, seconds; None if it is not set. A set value takes
             precedence over that of the cluster.
     """
     configured = site.partitions.get(partition)
-    named = [
-        name
-        for name in (configured.qos if configured is not None else "", qos or DEFAULT_QOS)
-        if name
-    ]
+    of_partition = configured.qos if configured is not None else ""
+    of_lease = qos or site.association.qos or DEFAULT_QOS
+    named = [name for name in (of_partition, of_lease) if name]
     by_qos = {n: s for n in named if (s := exempt_of.get(n)) is not None}
     if by_qos:
         name = max(by_qos, key=lambda n: by_qos[n])
@@ -93,7 +91,7 @@ def exempt_times(commands: Commands, site: SlurmSite) -> dict[str, float | None]
     """Return QOS → its PreemptExemptTime, seconds; None if it is not set. Empty if Slurm has no
     accounting or does not report it.
     """
-    if "slurmdbd" not in site.settings.get("AccountingStorageType", ""):
+    if not site.has_slurmdbd:
         return {}
     try:
         printed = commands.ask(["sacctmgr", "-nP", "show", "qos", "format=name,preemptexempttime"])

@@ -29,7 +29,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
@@ -70,7 +69,13 @@ from scavenger.slurm.job import (
     shared_script,
     split_by_lease,
 )
-from scavenger.slurm.limits import AtLimit, LimitWatch, longest_lease, max_walls, most_memory_mb
+from scavenger.slurm.limits import (
+    AtLimit,
+    LimitWatch,
+    longest_lease,
+    most_memory_mb,
+    with_accounting,
+)
 from scavenger.slurm.parse import (
     OF_THIS_CLUSTER,
     SQUEUE_FIELDS,
@@ -311,8 +316,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return self.source.name
 
     def _ask_site(self) -> SlurmSite:
-        site = ask_site(self.commands)
-        site = replace(site, max_wall=max_walls(self.commands, site))
+        site = with_accounting(self.commands, ask_site(self.commands), self.settings, self.site)
         if not self._settled:
             self.source = source_for(self.api, self.commands, site.version)
             self._settled = True

@@ -23,6 +23,7 @@ UNKILLABLE_STEP_S = 60.0
 NO_LIMIT = 65534
 """PrologEpilogTimeout that is not set, as ``scontrol show config`` prints it."""
 MAX_ARRAY_SIZE = 1001
+DEFAULT_QOS = "normal"
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _SETTING = re.compile(r"^(\w+(?:\[\d+\])?)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _FEDERATION = re.compile(r"^Federation:\s*(\S+)", re.MULTILINE)
@@ -60,6 +61,26 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class LeaseAssociation:
+    """What the association of the leases sets for their jobs. Values that it inherits from parent
+    accounts are included.
+    """
+
+    account: str = ""
+    """Account of the leases; empty: not known."""
+    qos: str = ""
+    """QOS of jobs that name none; empty: not known."""
+    max_wall: Mapping[str, float | None] = field(default_factory=dict)
+    """Partition → MaxWall of the association for it, seconds, None: no limit. The empty name: all
+    partitions that have no association of their own.
+    """
+
+    def max_wall_in(self, partition: str) -> float | None:
+        """Return MaxWall for jobs of the partition, seconds; None if there is no limit."""
+        return self.max_wall.get(partition, self.max_wall.get(""))
+
+
+@dataclass(frozen=True)
 class SlurmSite:
     """The configuration of a Slurm."""
 
@@ -83,6 +104,8 @@ class SlurmSite:
     """The settings of ``scontrol show config``."""
     max_wall: Mapping[str, float] = field(default_factory=dict)
     """QOS → its MaxWall, seconds."""
+    association: LeaseAssociation = field(default_factory=LeaseAssociation)
+    """Association of the leases."""
     federation: str = ""
     """Federation to which the cluster belongs; empty: none."""
 
@@ -104,6 +127,11 @@ class SlurmSite:
     def cluster(self) -> str:
         """Its name if it belongs to a federation, so that jobs have to name it; otherwise empty."""
         return self.settings.get("ClusterName", "") if self.federation else ""
+
+    @property
+    def has_slurmdbd(self) -> bool:
+        """Whether sacctmgr has a database to ask."""
+        return "slurmdbd" in self.settings.get("AccountingStorageType", "")
 
     @property
     def array_size(self) -> int:
@@ -186,7 +214,7 @@ def ask_site(commands: Commands) -> SlurmSite:
     except CommandError:  # some sites restrict sdiag; bf_interval is then used alone
         statistics = ""
     site = read_site(config, partitions, statistics)
-    if "slurmdbd" not in site.settings.get("AccountingStorageType", ""):
+    if not site.has_slurmdbd:
         return site  # a federation needs slurmdbd
     try:
         federation = _FEDERATION.search(commands.ask(["scontrol", "show", "federation"]))

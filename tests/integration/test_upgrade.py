@@ -1,6 +1,9 @@
 """An upgrade in place while a job of each mode runs: restart, live, service, farm. Each goes on
 with its agents of the version before, changes nodes under the new daemon, and ends as if nothing
 had happened.
+
+A job in live mode is an exception if the version before is another commit, whose processes may not
+be able to train with those of this version: it may be started again once from its last snapshot.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from tests.integration import farms
 from tests.integration.embedded import Site, gone
-from tests.integration.installed import BEFORE, VERSION, Installed
+from tests.integration.installed import BEFORE, VERSION, Installed, missing
 from tests.integration.test_service import SERVICE
 
 SAMPLES = 4000
 
 RESTART = f"""
 import os, time, torch, malletrain
+import torch.distributed as dist
+dist.init_process_group("gloo")
 sampler = malletrain.ElasticSampler({SAMPLES}, global_batch_size=10, seed=1)
 snapshot = malletrain.Snapshot("restart.snap", model=torch.nn.Linear(1, 1), sampler=sampler)
 snapshot.restore()
@@ -32,6 +37,7 @@ for epoch in sampler.epochs(1):
             time.sleep(0.01)
         with open(f"restart-{{os.getpid()}}", "a") as file:
             file.write("".join(f"{{i}}\\n" for i in batch))
+        dist.barrier()  # a snapshot of rank 0 is not a step ahead of another rank
         sampler.advance()
         malletrain.report(len(batch))
         snapshot.step()
@@ -78,6 +84,7 @@ def samples_of(site: Site, name: str) -> Counter[int]:
 
 
 @pytest.mark.thorough  # four jobs at once, two of them with torch
+@pytest.mark.skipif(bool(missing()), reason=missing())
 def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
     site = Installed(tmp_path, nodes=8)
     try:
@@ -102,7 +109,7 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         site.until(all_run, "each job runs on two nodes")
         go_on()
         with site.client() as client:
-            assert BEFORE or client.status().version == VERSION
+            assert client.status().version == VERSION
         rounds = {job: len(site.events("round-formed", job)) for job in trainings}
         members = {path.name for path in site.work.glob("news-*")}
         assert len(members) == 2, "of the service"
@@ -136,12 +143,13 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         for job in (*trainings, jobs["farm"]):
             done = site.until_state(job, "completed", "failed")
             assert done.state == "completed", site.show(job).failure
-            assert done.tries == 0, site.events(job=job)
+            may_restart = bool(BEFORE) and job == jobs["live"]
+            assert done.tries <= may_restart, site.events(job=job)
         assert site.job(jobs["service"]).state == "running"
         assert site.job(jobs["service"]).tries == 0
         once = Counter(range(SAMPLES))
-        for name in ("restart", "live"):
-            assert samples_of(site, name) == once, name
+        assert samples_of(site, "restart") == once
+        assert samples_of(site, "live") == once or (BEFORE and samples_of(site, "live") >= once)
         assert farms.runs(site) == Counter(range(TASKS))
 
         # Agents of before that have no job any more are replaced, and no others.
@@ -149,7 +157,8 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         site.until(lambda: all(gone(agent) for agent in before - of_service), "they are replaced")
         assert not any(gone(agent) for agent in of_service)
         why = {event.sentence for event in site.events("lease-released")}
-        assert BEFORE or any(f"agent is of malletrain {VERSION}" in sentence for sentence in why)
+        earlier = (f"malletrain {VERSION}", "an earlier malletrain")  # that does not say which
+        assert any(f"agent is of {one}," in sentence for sentence in why for one in earlier)
         with site.client() as client:
             client.cancel([jobs["service"]])
         site.until_state(jobs["service"], "cancelled")

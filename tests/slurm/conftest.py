@@ -7,11 +7,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import SlurmCluster, missing
+from tests.slurm import accounting
+from tests.slurm import cluster as slurm_cluster
+from tests.slurm.cluster import SlurmCluster
 
 
 def pytest_collection_modifyitems(items):
@@ -19,6 +22,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if here in Path(item.fspath).parents:
             item.add_marker(pytest.mark.slurm)
+
+
+def skip_for(reason: str) -> None:
+    """Skip the test for this reason, if there is one; in CI fail it."""
+    if reason and os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
 
 
 @pytest.fixture
@@ -33,10 +44,7 @@ def root():
 @pytest.fixture
 def cluster(root):
     """Call it to start a Slurm; it is stopped afterwards and must have left nothing."""
-    if reason := missing():
-        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    skip_for(slurm_cluster.missing())
     started: list[SlurmCluster] = []
 
     def start(
@@ -49,3 +57,10 @@ def cluster(root):
     leftovers = [line for one in started for line in one.stop()]
     assert not leftovers, f"Processes of jobs were left over: {leftovers}"
     assert not [path for path in root.glob("c*") if path.exists()]
+
+
+@pytest.fixture
+def accounted(cluster):
+    """Call it to start a Slurm with accounting."""
+    skip_for(accounting.missing())
+    return partial(cluster, kind=accounting.AccountedCluster)

@@ -4,7 +4,6 @@ hosts.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -12,19 +11,14 @@ import pytest
 from malletrain.assess.hosts import NODES_FILE, read_hosts
 from malletrain.sim.accounting_logs import SACCT, read_sacct
 from malletrain.sim.resources import Resources
-from tests.slurm.accounting import AccountedCluster, missing
 from tests.slurm.test_slots import SHARED
 
 ACCOUNTED = {**SHARED, "extra": f"{SHARED['extra']}AccountingStorageTRES=gres/gpu\n"}
 
 
 @pytest.fixture
-def slurm(cluster):
-    if reason := missing():
-        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return cluster(2, kind=AccountedCluster, **ACCOUNTED)
+def slurm(accounted):
+    return accounted(2, **ACCOUNTED)
 
 
 def test_text_and_json_of_the_accounting_say_the_same(slurm, tmp_path):

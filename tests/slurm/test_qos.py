@@ -4,14 +4,12 @@ limited by the site, and checked.
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
 
 from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.slurm.job import SlurmLeaseOptions
-from tests.slurm.accounting import AccountedCluster, missing
 from tests.slurm.test_leases import LEAVE, gaps, scavenger, states
 
 QOS = (
@@ -22,12 +20,8 @@ QOS = (
 
 
 @pytest.fixture
-def slurm(cluster, root):
-    if reason := missing():
-        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return cluster(4, kind=AccountedCluster, prepare=QOS, preempt="preempt/qos", lease_mode="")
+def slurm(accounted):
+    return accounted(4, prepare=QOS, preempt="preempt/qos", lease_mode="")
 
 
 def test_leases_of_a_qos_that_others_preempt(slurm, root):

@@ -9,14 +9,12 @@ import getpass
 import io
 import json
 import math
-import os
 
 import pytest
 
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.slurm.associations import read_associations
 from tests.integration.test_main_job import STEADY
-from tests.slurm.accounting import AccountedCluster, missing
 from tests.slurm.site import slurm_site
 
 PREPARE = (
@@ -28,12 +26,8 @@ SHARES = '\n[shares]\nby = "account"\nweights_from = "slurm"\nweights = ["arts 2
 
 
 @pytest.fixture
-def slurm(cluster, root):
-    if reason := missing():
-        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return cluster(4, kind=AccountedCluster, prepare=PREPARE, grace=3600)
+def slurm(accounted):
+    return accounted(4, prepare=PREPARE, grace=3600)
 
 
 def recounted(slurm):

@@ -26,6 +26,7 @@ from malletrain.protocol.commands import MAX_ARGUMENTS_BYTES, MAX_CHUNK_BYTES, T
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import CommandStarted, CommandView
 from malletrain.store.records import JobRow
+from scavenger.hostlist import named
 
 MAX_COMMANDS_PER_USER = 16
 """Maximum number of commands of one user at once."""
@@ -106,13 +107,13 @@ class CommandOperations:
             agent = self._state.agents.on(name)
             if agent is not None and agent.holds == job and not agent.releasing:
                 agents.append(agent)
-        names = ", ".join(agent.node for agent in agents)
         if not agents:
             raise RequestRefused(f"No processes of job {job} run now; it is {run.row.state}.")
         if node:
             for agent in agents:
                 if agent.node == node:
                     return agent
+            names = named(agent.node for agent in agents)
             raise RequestRefused(f"Job {job} is not on node {node}; it is on {names}.")
         if rank is None:
             return agents[0]

@@ -447,8 +447,8 @@ def _outdated_reason(version: str | None) -> str:
     """Return why an agent of another version is replaced, as a sentence; empty if it has the
     daemon's version.
 
-    Messages of this daemon may have fields that the agent does not know. Its jobs continue until it
-    is replaced. ``version``: as the agent states it; None if it states none.
+    Messages of this daemon may have fields that the agent does not know and ignores. Its jobs
+    continue until it is replaced. ``version``: as the agent states it; None if it states none.
     """
     if version == __version__:
         return ""

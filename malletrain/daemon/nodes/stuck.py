@@ -15,6 +15,7 @@ owner is notified: not every script reports.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import ShowStacks, Stacks
 from malletrain.protocol.stacks import MOST_WORKERS
 from malletrain.rounds.interface import RoundStage
+from scavenger.hostlist import named
 
 PAUSE_RATIO = 5
 """Ratio of the silence that counts as a hang to the longest pause between reports."""
@@ -49,6 +51,8 @@ STANDSTILL_S = 5.0
 """Time between two checks, seconds, from which the daemon itself stood still and the silence is its
 own.
 """
+MAX_RANGES = 12
+"""Maximum number of ranges of ranks in a sentence."""
 
 
 class WorkerPlace(NamedTuple):
@@ -264,18 +268,45 @@ class HungSteps:
 
 def _places(rhythm: _Rhythm) -> str:
     """Return the places of the workers as words, grouped by place."""
-    places: dict[str, list[str]] = {}
+    places: dict[str, list[tuple[int, str]]] = {}
     for rank, stack in sorted(rhythm.stacks.items()):
-        who = f"rank {rank} on {stack.node}" if rank >= 0 else f"a worker on {stack.node}"
-        places.setdefault(stack.place or "alive", []).append(who)
+        places.setdefault(stack.place or "alive", []).append((rank, stack.node))
     if not places:
         return "no agent found a living worker"
     phrases = [
-        f"{', '.join(who[:3])}{f' and {len(who) - 3} more' if len(who) > 3 else ''} "
-        f"{'stand' if len(who) > 1 else 'stands'} {place}"
-        for place, who in list(places.items())[:4]
+        f"{_workers(workers)} {'stand' if len(workers) > 1 else 'stands'} {place}"
+        for place, workers in list(places.items())[:4]
     ]
     return "; ".join(phrases)
+
+
+def _workers(workers: Sequence[tuple[int, str]]) -> str:
+    """Return workers as words, such as ``ranks 0-7 on n[1-2]``. ``workers``: (rank, node); a
+    negative rank is not known.
+    """
+    ranks = [rank for rank, _ in workers if rank >= 0]
+    unknown = len(workers) - len(ranks)
+    phrases = []
+    if ranks:
+        words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_ranges(ranks)}"
+        phrases.append(f"{words} on {named(node for rank, node in workers if rank >= 0)}")
+    if unknown:
+        words = "a worker" if unknown == 1 else f"{unknown} workers"
+        phrases.append(f"{words} on {named(node for rank, node in workers if rank < 0)}")
+    return " and ".join(phrases)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers for a sentence, such as ``0-7, 9``; at most MAX_RANGES ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    words = [f"{low}" if low == high else f"{low}-{high}" for low, high in ranges[:MAX_RANGES]]
+    omitted = sum(high - low + 1 for low, high in ranges[MAX_RANGES:])
+    return ", ".join(words) + (f" and {omitted} more" if omitted else "")
 
 
 def innermost(text: str) -> str:

@@ -52,20 +52,31 @@ class Login:
     Args:
         keys: keys of the daemon and its clients.
         munge: verifies credentials of the machine's users; None if logins are not possible.
+        is_ignored: returns whether the list of users has a key only in lines that are ignored; None
+            if there is no list.
     """
 
-    def __init__(self, keys: KeyRing, munge: Credentials | None) -> None:
+    def __init__(
+        self,
+        keys: KeyRing,
+        munge: Credentials | None,
+        is_ignored: Callable[[str], bool] | None = None,
+    ) -> None:
         self._keys = keys
         self._munge = munge
+        self._is_ignored = is_ignored
         self._check_lock = asyncio.Lock()
         self._waiting = 0
 
     async def answer(self, key: str, request: messages.Request) -> messages.Reply:
         """Return the reply to one request of the client with this key. Errors in the request are
-        reported in the reply.
+        reported in the reply. The client learns of the list of users only whether its own key is in
+        an ignored line.
         """
         if request.op != "login" or self._munge is None:
             data = {"munge": self._munge is not None}
+            if self._is_ignored is not None and self._is_ignored(key):
+                data["ignored_line"] = True
             return messages.Reply(
                 request.id, False, data, "The daemon does not know your key.", UNAUTHENTICATED
             )

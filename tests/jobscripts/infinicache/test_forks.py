@@ -12,7 +12,7 @@ import pytest
 from tests.jobscripts.infinicache.pool import KEY, Pool
 from tests.waiting import NEVER_S, PATIENCE_S
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.check]
 
 CLIENT = """
 import json, os, random, sys, threading

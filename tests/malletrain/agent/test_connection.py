@@ -11,9 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from malletrain.protocol import messages
+from malletrain.protocol import messages, wire
 from tests.malletrain.agent.launchers import running
 from tests.malletrain.agent.node_side import OFTEN_S, FakeDaemon, alive, eventually
 from tests.waiting import PATIENCE_S
@@ -74,6 +75,31 @@ def test_after_a_break_of_the_connection_the_agent_says_unasked_how_things_stand
         )
     finally:
         same.close()
+
+
+def test_an_agent_of_before_keeps_its_job_if_a_newer_daemon_says_more_than_it_knows(
+    daemon, start, tmp_path, monkeypatch
+):
+    """Only the daemon encodes its messages in this process."""
+    encode = wire.encode
+
+    def encode_newer(message):
+        tag, payload = encode(message)
+        body = msgspec.msgpack.decode(payload)
+        for part in (body, body.get("spec", {})):
+            part["surprise"] = [1]
+        return [tag, msgspec.msgpack.encode(body)]
+
+    monkeypatch.setattr(wire, "encode", encode_newer)
+    agent = start()
+    running(daemon, tmp_path)
+    daemon.expect("n0", messages.Metric)
+    (tmp_path / "succeed").touch()
+    daemon.expect("n0", messages.Phase, phase="succeeded")
+    daemon.send("n0", messages.Release("j1", 5.0))
+    daemon.expect("n0", messages.Released)
+    daemon.send("n0", messages.Goodbye())
+    assert agent.process.wait(PATIENCE_S) == 0
 
 
 def assigned(message):

@@ -83,13 +83,13 @@ def test_an_old_failure_is_not_reported():
         (
             "ann",
             [A, B, A],
-            "Leases as ann start on 2 nodes (n1, n2), and no agent reports from them. "
+            "Leases as ann start on 2 nodes (n[1-2]), and no agent reports from them. "
             f"The last one on n1: {NO_MODULE}. 3 failed in a row; the next is requested in 20 s.",
         ),
         (
             "",
             [("failed", f"n{k}") for k in range(5)],
-            "Leases start on 5 nodes (n0, n1, n2 and 2 more), and no agent reports from them. "
+            "Leases start on 5 nodes (n[0-4]), and no agent reports from them. "
             f"The last one on n4: {NO_MODULE}. 5 failed in a row; the next is requested in 80 s.",
         ),
     ],

@@ -170,6 +170,21 @@ def test_on_which_node_it_runs(running):
         begin(daemon, waiting)
 
 
+def test_nodes_are_named_as_a_list(start, agent):  # noqa: F811
+    machine = Imagined("n0", "n1")
+    daemon = start(machine)
+    job = daemon.submit("ann", min_nodes=2, max_nodes=2)
+    agents = [agent(daemon, lease) for lease in lease_of(machine, "ann", 2)]
+    for one in agents:
+        one.hello()
+    for one in agents:
+        one.hear(messages.Assign)
+        one.say(messages.Phase(messages.Assignment(job, "ready")))
+    until(lambda: len(daemon.job(job).nodes) == 2, "the round has both nodes")
+    with pytest.raises(ClientError, match=r"not on node n7; it is on n\[0-1\]\."):
+        begin(daemon, job, node="n7")
+
+
 def test_an_agent_reports_only_on_its_own_commands(running, agent):  # noqa: F811
     daemon, job, _ = running
     name = begin(daemon, job)["command"]

@@ -41,7 +41,7 @@ def test_operators_and_the_owner_read_why_until_an_agent_reports(tmp_path):
     try:
         job = daemon.submit("ann", min_nodes=2, max_nodes=2)
         [sentence] = until(lambda: status("olga").failed_starts, "the operator reads of it")
-        assert sentence.startswith("Leases as ann start on 2 nodes (n0, n1), and no agent reports")
+        assert sentence.startswith("Leases as ann start on 2 nodes (n[0-1]), and no agent reports")
         assert "its command failed" in sentence
         assert status("ann").failed_starts == ()
         assert status("bob").failed_starts == ()

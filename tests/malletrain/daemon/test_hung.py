@@ -208,6 +208,23 @@ def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
     assert "all_reduce" in data["stacks"][f"rank {last} on {names[last]}"]
 
 
+def test_workers_at_the_same_place_are_named_as_lists():
+    site = Site()
+    names = [f"n{number}" for number in range(12)]
+    site.nodes.update((n, SimpleNamespace(node=n, unreachable_since=None)) for n in names)
+    site.samples = dict.fromkeys(range(12), 0.0)
+    site.run.rounds.members = tuple(names)
+    site.train(20.0, ranks=range(12))
+    site.silence(LEAST + 2.0)
+    for rank in (*range(5), *range(6, 12)):
+        site.say(names[rank], rank, text=STACK.format(what="all_reduce"))
+    site.say("n5", 5, text=STACK.format(what="broadcast"))
+    site.silence(ANSWER_S)
+    [(sentence, _)] = site.events
+    assert "ranks 0-4, 6-11 on n[0-4,6-9,10-11] stand at" in sentence
+    assert "; rank 5 on n5 stands at" in sentence
+
+
 @pytest.mark.parametrize("trouble", ["rescale", "unreachable", "deaf"])
 def test_silence_that_is_not_the_workers_is_no_hang(trouble):
     site = Site()

@@ -114,6 +114,10 @@ def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(runnin
         output += capfd.readouterr().out
         return output.count("list of users not read")
 
+    def metric():
+        registry = running.daemon.metrics.registry
+        return registry.get_sample_value("malletrain_users_list_problems")
+
     assert not problem_count()
     with running.client("ann") as client:
         whole = users.read_text()
@@ -121,9 +125,27 @@ def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(runnin
         until(problem_count, "a line is told")
         assert f"line {len(whole.splitlines()) + 1}" in output
         assert client.status().pid, "the other lines are in force"
-        users.write_bytes(b"\xff\n")
-        until(lambda: problem_count() == 2, "the file is told")
-        assert client.status().pid, "the list before is in force"
+        until(lambda: metric() == 1, "a line is counted")
+        users.chmod(0o666)
         users.write_text("")
+        until(lambda: problem_count() == 2, "the file is told")
+        until(lambda: metric() == 2, "a line of the list before, and the file")
+        assert client.status().pid, "the list before is in force"
+        users.chmod(0o644)
         until(lambda: refused(client), "the list that can be read is")
+        until(lambda: metric() == 0, "nothing is wrong any more")
     assert problem_count() == 2
+
+
+def test_users_whose_line_is_ignored_are_told_and_learn_nothing_of_other_lines(running, tmp_path):
+    users = tmp_path / "users"
+    with running.client("ann") as client, running.client("olga") as olga:
+        users.write_text(f"ann: {USERS['ann'].public}\nbob {USERS['bob'].public}\n")
+        until(lambda: refused(client), "the line is ignored")
+        with pytest.raises(ClientError, match="has your key in a line that it ignores") as caught:
+            client.status()
+        assert "'malletrain check' tells its operators what is wrong with it" in str(caught.value)
+        assert str(caught.value).endswith(f" {USERS['ann'].public}")
+        with pytest.raises(ClientError, match="Give its operators this line") as caught:
+            olga.status()
+        assert "ignores" not in str(caught.value)

@@ -63,6 +63,15 @@ def test_unauthenticated_clients_are_told_what_to_do(logins):
     assert (reply.ok, reply.code, reply.data) == (False, UNAUTHENTICATED, {"munge": True})
 
 
+def test_unauthenticated_clients_learn_of_the_list_only_whether_their_own_line_is_ignored(tmp_path):
+    keys = KeyRing(tmp_path / "state", unauthenticated=True)
+    logins, request = Login(keys, None, KEY.__eq__), wire.request("r1", "submit", {})
+    mine = asyncio.run(logins.answer(KEY, request))
+    assert mine.data == {"munge": False, "ignored_line": True}
+    another = asyncio.run(logins.answer(new_pair().public, request))
+    assert another.data == {"munge": False}
+
+
 @pytest.mark.parametrize(
     ("params", "code", "words"),
     [

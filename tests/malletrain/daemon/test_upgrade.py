@@ -54,6 +54,19 @@ def test_an_agent_of_before_is_replaced_before_it_gets_a_job(world):
     assert any("agent is of an earlier malletrain, the daemon of" in sentence for sentence in why)
 
 
+def test_an_agent_of_before_that_leaves_with_a_reason_is_understood(world):
+    """Agents gave one until the daemon learned the reason from the main scheduler."""
+    daemon, lease = world
+    job = daemon.submit("ann")
+    agent = lease(Agent)
+    agent.work(job)
+    until(lambda: daemon.job(job).state == "running", "it runs")
+    body = {"type": "leaving", "in_s": 600.0, "reason": "The main scheduler wants the node back."}
+    agent.send_raw([wire.PROTOCOL, msgspec.msgpack.encode(body)])
+    agents = daemon.components.state.agents
+    until(lambda: agents.of_lease(agent.lease).gone_at is not None, "the notice counts")
+
+
 def test_one_that_has_a_job_keeps_it_and_goes_when_that_has_left(world):
     daemon, lease = world
     job = daemon.submit("ann")

@@ -61,6 +61,28 @@ def test_a_wrong_line_costs_itself_and_is_told(line, words):
         return
     (problem,) = user_list.problems
     assert re.search(words, problem)
+    assert user_list.ignored_keys == ({BOB} if BOB in line else frozenset()), line
+
+
+def test_a_byte_of_another_encoding_costs_no_other_line(tmp_path):
+    """As an editor in Latin-1 saves names with umlauts."""
+    carl, path = new_pair().public, tmp_path / "users"
+    lines = f"# Gruppe Müller\nada {ADA}  # Frau Müller\nmüller {BOB}\ncarl {carl}\n"
+    path.write_bytes(lines.encode("latin-1"))
+    path.chmod(0o644)
+    user_list = read_users(path)
+    assert user_list.users == {ADA: "ada", carl: "carl"}
+    assert user_list.problems == (
+        f"{path}, line 3, is left out: it is not UTF-8 text; save the file in that encoding.",
+    )
+
+
+def test_a_byte_order_mark_costs_no_line(tmp_path):
+    """As some editors begin a file in UTF-8."""
+    path = tmp_path / "users"
+    path.write_text(f"ada {ADA}\n", "utf-8-sig")
+    path.chmod(0o644)
+    assert read_users(path) == UserList({ADA: "ada"})
 
 
 @pytest.mark.parametrize(
@@ -110,6 +132,24 @@ def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
     assert (users.user_of(ADA), users.problem) == (None, "")
     path.unlink()
     assert users.user_of(BOB) is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"])
+def test_a_file_that_is_no_list_of_users_changes_nothing(tmp_path, monkeypatch, encoding):
+    """Saved in another encoding, which leaves no valid line."""
+    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
+    path, carl = tmp_path / "users", new_pair().public
+    users = Users(path)
+    path.write_text(f"ada {ADA}\n")
+    assert users.user_of(ADA) == "ada"
+    path.write_bytes(f"adä {ADA}\nmüller {BOB}\ncarl: {carl}\n".encode(encoding))
+    assert (users.user_of(ADA), users.user_of(BOB)) == ("ada", None)
+    words = "has no valid line" if encoding == "latin-1" else "is not UTF-8 text"
+    assert users.problem.startswith(f"The list of users {path} {words}")
+    assert users.is_ignored(BOB) == users.is_ignored(carl) == (encoding == "latin-1")
+    assert not users.is_ignored(ADA), "whose line of the previous list is in force"
+    path.write_text("# nobody any more\n")
+    assert (users.user_of(ADA), users.problem) == (None, "")
 
 
 def test_a_list_that_was_away_for_a_while_is_no_problem_any_more(tmp_path, monkeypatch):

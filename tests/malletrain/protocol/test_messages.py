@@ -9,8 +9,10 @@ import math
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 from malletrain.protocol import messages, wire
+from malletrain.protocol.payloads import Notification, SoftwareEnvironment
 
 HONEST = [
     messages.Hello(
@@ -68,6 +70,76 @@ HONEST = [
 @pytest.mark.parametrize("message", HONEST, ids=lambda m: type(m).__name__)
 def test_what_is_sent_arrives(message):
     assert wire.decode(wire.encode(message)) == message
+    tag, payload = wire.encode(message)
+    newer = [tag, msgspec.msgpack.encode({**msgspec.msgpack.decode(payload), "surprise": [1]})]
+    with pytest.raises(wire.WireError, match="unknown field `surprise`"):
+        wire.decode(newer)
+    assert wire.decode(newer, newer=True) == message
+
+
+def test_what_an_agent_does_not_know_of_a_newer_daemon_is_left_out_wherever_it_stands():
+    spec = messages.JobSpec(
+        "j",
+        "ann",
+        "/x.py",
+        "/",
+        "python",
+        software=SoftwareEnvironment(modules=("cuda",)),
+        notify=(Notification("ann@x", "mail", ("end",)),),
+        links={"surprise": "http://n1"},
+    )
+    message = messages.Assign("j1", spec)
+    body = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    inner = body["spec"]
+    for part in (body, inner, inner["software"], inner["notify"][0]):
+        part["surprise"] = {"a": 1}
+    newer = [wire.PROTOCOL, msgspec.msgpack.encode(body)]
+    assert wire.decode(newer, newer=True) == message
+    body["job"] = 7
+    with pytest.raises(wire.WireError, match="Expected `str`, got `int`"):
+        wire.decode([wire.PROTOCOL, msgspec.msgpack.encode(body)], newer=True)
+
+
+def parts_of(kind):
+    """Return the types of which a type directly consists."""
+    values = []
+    for name in kind.__struct_fields__:
+        value = getattr(kind, name)
+        values += value if isinstance(value, tuple) else [value]
+    types = [value.type if isinstance(value, inspect.Field) else value for value in values]
+    return [one for one in types if isinstance(one, inspect.Type)]
+
+
+def types_in(kind):
+    """Return the type and all types in it, each once."""
+    by_id, pending = {}, [kind]
+    while pending:
+        one = pending.pop()
+        if id(one) not in by_id:
+            by_id[id(one)] = one
+            pending += parts_of(one)
+    return list(by_id.values())
+
+
+def unsearched_structs(kind):
+    """Return the structs in ``kind`` that known_fields does not reach."""
+    containers = (inspect.StructType, inspect.UnionType, inspect.ListType, inspect.VarTupleType)
+    structs = []
+    for one in types_in(kind):
+        parts = [] if isinstance(one, containers) else parts_of(one)
+        if isinstance(one, inspect.DictType):
+            parts = [one.key_type]
+        inner = [each for part in parts for each in types_in(part)]
+        structs += [each.cls for each in inner if isinstance(each, inspect.StructType)]
+    return structs
+
+
+def test_every_struct_in_a_message_is_searched_for_unknown_fields():
+    struct = messages.HeldTask
+    assert unsearched_structs(inspect.type_info(tuple[struct, int])) == [struct]
+    assert unsearched_structs(inspect.type_info(dict[struct, str])) == [struct]
+    assert unsearched_structs(inspect.type_info(list[dict[str, struct]])) == []
+    assert unsearched_structs(inspect.type_info(messages.AnyMessage)) == []
 
 
 BIG = 2**64 - 1

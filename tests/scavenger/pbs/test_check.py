@@ -120,6 +120,12 @@ def test_what_works_with_a_warning(site, change, words):
     ("limits", "most", "works", "words"),
     [
         ({"max_run": "[u:PBS_GENERIC=2]"}, 2, False, "allows one user 2 jobs (max_run of queue"),
+        (
+            {"max_run": "[u:PBS_GENERIC=0]"},
+            0,
+            False,
+            "max_run of queue preemptable is 0, so that no",
+        ),
         # As in qstat's JSON: max_queued_res stands behind max_run_res.
         (
             {"max_run_res": {"ncpus": "[u:PBS_GENERIC=8],[o:PBS_ALL=6],[u:PBS_GENERIC=5]"}},

@@ -123,6 +123,17 @@ def test_one_refusal_does_not_fail_the_others(slurm):
     assert "no such node" in leases[1].reason
 
 
+def test_the_cause_of_a_refusal_comes_before_the_command_line(slurm):
+    """The command line is long: where a reason is cut, the cause is still there."""
+    scavenger = slurm.ready()
+    slurm.tools.fails("sbatch", "sbatch: error: invalid account or account/partition combination")
+    [lease] = scavenger.take([request(1)])
+    cause, _, command = lease.reason.partition(" (sbatch ")
+    assert cause.endswith("invalid account or account/partition combination")
+    assert "sbatch --" not in cause
+    assert command.startswith("--")
+
+
 def test_a_submission_without_an_answer_is_cancelled_should_it_turn_up(slurm):
     scavenger = slurm.ready()
     slurm.tools.hangs("sbatch")

@@ -178,10 +178,23 @@ def test_what_check_says_of_a_limit(ours, works, words):
     assert (ok, words in sentence) == (works, True), sentence
 
 
+def test_a_limit_of_no_jobs_lets_no_lease_start():
+    """There is no number of leases below it."""
+    for leases in (0, 20):
+        [(works, sentence)] = job_limit("Slurm", "MaxJobs of x", 0, leases, "scheduler.slurm")
+        assert not works
+        assert sentence.startswith("MaxJobs of x is 0, so that no lease can start; raise it,")
+
+
 ASSOC = """\
-|||200||node=10
-me|40|100|||
-ann|7||||
+||root||||200||node=10
+me|||40|100|node=0|||
+ann|||7|||||
+"""
+"""Of sacctmgr -nP show assoc, in the order that check asks for."""
+ROOT = """\
+||||||||cpu=5000
+root||||||||
 """
 
 
@@ -190,15 +203,16 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
     slurm.file("config", world.CONFIG + "AccountingStorageEnforce = associations,limits,qos\n")
     slurm.tools.runs(
         "sacctmgr",
-        'case "$*" in *" user "*) echo phys;; *" assoc "*) cat "$here/assoc";; *) echo "low||3";; '
-        "esac; exit 0",
+        'case "$*" in *" user "*) echo phys;; *defaultqos*) ;; *account=root*) cat "$here/root";; '
+        '*" assoc "*) cat "$here/assoc";; *) echo "low||3||||||";; esac; exit 0',
     )
     slurm.file("assoc", ASSOC)
+    slurm.file("root", ROOT)
     one = slurm.scavenger(max_leases_per_user=40)
     findings = {
         sentence: works
         for works, sentence in one.check()
-        if "limit" in sentence or "allows" in sentence
+        if "limit" in sentence or "allows" in sentence or "Max" in sentence
     }
     assert [
         works
@@ -213,10 +227,37 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
     [shared] = [s for s in findings if "limits of account phys (GrpJobs=200, GrpTRES=node=10)" in s]
     assert findings[shared] is False
     assert "leave_at_limits = true" in shared
+    [none] = [s for s in findings if s.startswith("MaxTRESPerJob of the association of me")]
+    assert findings[none] is False
+    assert "is node=0, so that no lease can start" in none
+    parent = "Leases count against the limits of account root, a parent of phys (GrpTRES=cpu=5000)"
+    assert [works for s, works in findings.items() if s.startswith(parent)] == [False]
     options = SlurmLeaseOptions(partition="preemptable", qos="low", leave_at_limits=True)
     findings = {s: w for w, s in slurm.scavenger(lease=options, max_leases_per_user=2).check()}
     assert [w for s, w in findings.items() if "MaxSubmitJobsPerUser of QOS low" in s] == [True]
     assert [w for s, w in findings.items() if "they leave for its jobs" in s] == [True]
+    assert [w for s, w in findings.items() if s.startswith(parent)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ("me|||40|||||\n", ["me"]),
+        ("me|||40|||||\nme|preemptable||30|||||\n", ["me for partition preemptable"]),
+        ("me|||40|||||\nme|other||30|||||\n", ["me"]),
+        ("me|other||30|||||\n", []),
+    ],
+    ids=["for all partitions", "for the partition of leases", "for another", "none"],
+)
+def test_the_association_whose_limits_apply_is_named(tmp_path, rows, names):
+    slurm = world.World(tmp_path)
+    slurm.file("config", world.CONFIG + "AccountingStorageEnforce = associations,limits,qos\n")
+    slurm.tools.runs(
+        "sacctmgr",
+        f"case \"$*\" in *' user '*) echo phys;; *' assoc '*) printf '{rows}';; esac; exit 0",
+    )
+    findings = [sentence for _, sentence in slurm.scavenger().check() if "(MaxJobs" in sentence]
+    assert [s.partition("association of ")[2].partition(")")[0] for s in findings] == names
 
 
 QOS = """\

@@ -49,7 +49,7 @@ WORK = ("nothing", "train", "memory")
 control: what it shows is the noise of the machine.
 """
 KERNELS = ("memory", "network")
-SLOT = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=900", "--ntasks=1")
+SLOT = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=900", "--ntasks=1", "--time=60")
 KIND = """
 [[scheduler.slurm.slots]]
 name = "gpu"

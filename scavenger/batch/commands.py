@@ -29,7 +29,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -157,6 +158,12 @@ class Commands:
     """Waits between two runs of a command."""
     calls: CallLog = field(default_factory=CallLog)
     """Log in which the commands are counted."""
+
+    def trying_once(self) -> Commands:
+        """Return the same commands with a policy that runs a command without answer only once."""
+        other = copy(self)
+        other.policy = replace(self.policy, tries=1)
+        return other
 
     def run(
         self,

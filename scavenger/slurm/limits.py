@@ -80,7 +80,7 @@ def with_accounting(
         settings: settings of the site.
         previous: the configuration as it was read before; None if it was not.
     """
-    once = replace(commands, policy=replace(commands.policy, tries=1))
+    once = commands.trying_once()
     previous = previous or site
     result = replace(site, max_wall=previous.max_wall, association=previous.association)
     try:

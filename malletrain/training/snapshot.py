@@ -34,6 +34,7 @@ from malletrain.training import (
 )
 from malletrain.training import objects as parts
 from malletrain.training.batch_change import check_batch_norm
+from malletrain.training.dict_tensors import DictTensors
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epoch_begin import EpochBegin
@@ -148,6 +149,7 @@ class Snapshot:
         self.keep = keep
         self._objects = objects
         self._numbers = ModuleNumbers(objects)
+        self._dict_tensors = DictTensors(objects)
         self._flags: FlagsReader | None = report.open_flags()
         self._served_request = 0
         self._pace = Pace(every_s, self._flags)
@@ -219,6 +221,8 @@ class Snapshot:
         requested = owner.resume_source(resume_from)
         self._numbers.begin()
         self._attributes.begin()
+        if not self._steps:  # else the script goes back to a snapshot of this process
+            self._dict_tensors.begin()
         seeds = self._seeds()
         if self._memory is None:
             payload = self._from_disk(requested)
@@ -230,6 +234,7 @@ class Snapshot:
                 seeds.separate()
             self._steps = int(payload.get("steps", 0))
             self._numbers.restore(payload.get("numbers", {}))
+            self._dict_tensors.restore(payload.get("dict_tensors", {}))
             self._rates.restore(payload.get("rates", {}))
             self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
             if seeds is not None:
@@ -354,6 +359,7 @@ class Snapshot:
             "time": time.time(),
             "steps": self._steps,
             "numbers": self._numbers.changed(),
+            "dict_tensors": self._dict_tensors.record(),
             "rates": self._rates.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),

@@ -244,6 +244,29 @@ def in_place_changes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001 (no public way)
 
 
+# --- tensors in dicts of scripts (malletrain.training.dict_tensors) ---
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` is an ordinary one with memory: dense, not quantized, not meta."""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_meta)
+
+
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` uses all of its memory, and is no view of another tensor. False if
+    the memory is of another library (``from_numpy``), of a file, or shared with other processes.
+    """
+    if not has_plain_memory(tensor) or not tensor.is_leaf:
+        return False
+    storage = tensor.untyped_storage()
+    return (
+        tensor._base is None  # noqa: SLF001 (no public way)
+        and storage.nbytes() == tensor.nbytes
+        and storage.resizable()
+        and not (tensor.device.type == "cpu" and tensor.is_shared())
+    )
+
+
 # --- parameters and gradient scalers (malletrain.elastic.training) ---
 
 

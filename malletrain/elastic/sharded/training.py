@@ -341,6 +341,7 @@ class ShardedTraining(Training):
                 {n: b for n, b in named_buffers(module).items() if n not in snapshot_names}
             ),
             "modes": modes_of(module),
+            "dict_tensors": self.state.dict_tensors.record(),
             "rng": rng.state(),
             "counters": self._counters_for_peers(),
             "history": self.history,
@@ -472,11 +473,13 @@ class ShardedTraining(Training):
         self.adopt(module, {"counters": {}, "history": history}, group)
         self.has_state, self.copies = False, []
         initial_state = pickle.loads(self._initial_state)
+        dict_tensors = self.state.dict_tensors.record()
         for name, value in self.others.items():
             if isinstance(value, dict):
                 value.update(initial_state[name])
             else:
                 value.load_state_dict(initial_state[name])
+        self.state.dict_tensors.restore(dict_tensors)
         if self.snapshot is None or not self.snapshot.restore():
             return False
         self._load_counters(self._counters)

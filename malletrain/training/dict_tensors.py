@@ -67,7 +67,7 @@ class DictTensors:
             name: {
                 key: _Start(weakref.ref(value), _mark(value), _requires_grad(value))
                 for key, value in values.items()
-                if _is_tensor(value) or _is_array(value)
+                if _may_be_written(value)
             }
             for name, values in self._dicts().items()
         }
@@ -126,7 +126,7 @@ def write(own: Any, content: Any) -> bool:
     """Write ``content`` to ``own``, a tensor or array. Return False and write nothing if it does
     not fit, or if other objects may use the memory of ``own``.
     """
-    return _take_content(own, content, is_written=True)
+    return _may_be_written(own) and _take_content(own, content, is_written=True)
 
 
 def _take_content(own: Any, content: Any, is_written: bool) -> bool:
@@ -156,6 +156,15 @@ def _is_array(value: Any) -> bool:
     if numpy is None or type(value) is not numpy.ndarray:
         return False
     return value.dtype.itemsize > 0 and not value.dtype.hasobject
+
+
+def _may_be_written(value: Any) -> bool:
+    """Return whether ``value`` is an array, or a tensor in memory of torch."""
+    if not _is_tensor(value):
+        return _is_array(value)
+    from malletrain.training.torch_private import is_allocated_by_torch
+
+    return is_allocated_by_torch(value)
 
 
 def _requires_grad(value: Any) -> bool:

@@ -252,9 +252,16 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_meta)
 
 
+def is_allocated_by_torch(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of ``tensor`` is of torch's own allocator. False if it is of another
+    library (``from_numpy``) or a file, and from the first call of ``tensor.numpy()`` on.
+    """
+    return has_plain_memory(tensor) and tensor.untyped_storage().resizable()
+
+
 def owns_memory(tensor: torch.Tensor) -> bool:
-    """Return whether ``tensor`` uses all of its memory, and is no view of another tensor. False if
-    the memory is of another library (``from_numpy``), of a file, or shared with other processes.
+    """Return whether ``tensor`` uses all of its memory, is no view of another tensor and no result
+    of autograd, and is not shared with other processes.
     """
     if not has_plain_memory(tensor) or not tensor.is_leaf:
         return False
@@ -262,7 +269,6 @@ def owns_memory(tensor: torch.Tensor) -> bool:
     return (
         tensor._base is None  # noqa: SLF001 (no public way)
         and storage.nbytes() == tensor.nbytes
-        and storage.resizable()
         and not (tensor.device.type == "cpu" and tensor.is_shared())
     )
 

@@ -195,9 +195,11 @@ def test_nothing_is_written_to_memory_that_two_keys_have(tmp_path):
     first["y"].add_(2)
     snapshot.save()
     own = torch.zeros(2)
-    facts = {"x": own, "y": own.detach()}
+    alias = own.detach()
+    facts = {"x": own, "y": alias}
     restored(tmp_path / "x.pt", facts=facts)
-    assert (facts["x"].tolist(), facts["y"].tolist(), own.tolist()) == ([1, 1], [2, 2], [0, 0])
+    assert (facts["x"].tolist(), facts["y"].tolist()) == ([1, 1], [2, 2])
+    assert (own.tolist(), alias.tolist()) == ([0, 0], [0, 0])
 
 
 def test_a_snapshot_of_an_earlier_version_loads_as_it_did(tmp_path, monkeypatch):
@@ -249,7 +251,7 @@ def test_variables_of_a_joiner_stay_valid():
         joiners.restore(joiners.destinations(packed)[0], tensors)
         joiner.check_identity()
         assert joiner.values() == survivor.values()
-        assert joiners.digest() == survivors.digest()
+        assert joiners.digest() == survivors.digest()  # with tensor.numpy()
 
 
 @pytest.mark.parametrize("trained", [0, 1])

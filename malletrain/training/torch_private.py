@@ -253,8 +253,8 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_allocated_by_torch(tensor: torch.Tensor) -> bool:
-    """Return whether the memory of ``tensor`` is of torch's own allocator. False if it is of another
-    library (``from_numpy``) or a file, and from the first call of ``tensor.numpy()`` on.
+    """Return whether ``tensor`` has memory of torch's own allocator. False if another library
+    (``from_numpy``) or a file has it, and from the first call of ``tensor.numpy()`` on.
     """
     return has_plain_memory(tensor) and tensor.untyped_storage().resizable()
 

@@ -151,7 +151,7 @@ def test_what_the_script_sets_before_it_restores_is_its_start(tmp_path):
 MODEL = nn.Linear(1, 2)
 ROWS = torch.zeros(2, 2)
 WHOLE = torch.zeros(2)
-FIXED = np.zeros(2)
+FIXED = np.zeros(2, np.float32)
 USED_BY_OTHERS = {
     "a row": lambda: ROWS[0],
     "a view of all": lambda: WHOLE.view(2),

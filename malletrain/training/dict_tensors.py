@@ -10,20 +10,21 @@ object takes its place in the dict again, with the loaded content:
 * The dict that was saved had, under this key, the object that it had at the start of the script. An
   object that the script replaces (``facts["best"] = x``) may be a constant, so that nothing may be
   written to it.
-* The object's content had changed in place before it was saved, or is the saved one anyway. If it
-  had not changed and is different now, the script computes it at its start, for example for the
-  number of ranks. Then the dict gets the saved value, and the object keeps its content.
+* The object had the same content at its start here as where it was saved: both have the same hash.
+  If not, the script computes it for its rank or the number of ranks, or draws it at random. Then
+  the dict gets the saved value, and the object keeps its content.
 * Nothing else uses its memory, as far as that can be seen: it is no view, not shared with another
   process, a file, another library or one of the run's modules.
 
-In all other cases, and for lists and dicts within a dict, the dict has the loaded object.
+In all other cases, and for lists and dicts within a dict, the dict has the loaded object. Contents
+are read only at the start of a script, never at a save or in a step.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import weakref
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,10 +32,13 @@ from typing import Any
 
 from malletrain.training.objects import unwrapped
 
-Record = dict[str, dict[Any, bool]]
-"""Whether the content has changed in place, by name of the dict and key, for each key that has the
-object that it had at the start.
+Record = dict[str, dict[Any, str]]
+"""Hash of the content at the start, by name of the dict and key, for each key that has the object
+that it had at the start.
 """
+
+_CHUNK_BYTES = 1 << 24
+"""Memory on the CPU for reading a tensor."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class _Start:
 
     reference: weakref.ref[Any]
     """The object. The script may drop it, and its memory is freed."""
-    mark: Any
-    """What differs after a change in place."""
+    content_hash: str
+    """Hash of the content that the object had at the start."""
     requires_grad: bool
     """Whether it is trained; False for an array."""
 
@@ -64,11 +68,7 @@ class DictTensors:
     def begin(self) -> None:
         """Take the objects that the dicts have now as those at the start of the script."""
         self._starts = {
-            name: {
-                key: _Start(weakref.ref(value), _mark(value), _requires_grad(value))
-                for key, value in values.items()
-                if _may_be_written(value)
-            }
+            name: {key: start for key, value in values.items() if (start := _start(value))}
             for name, values in self._dicts().items()
         }
 
@@ -77,7 +77,7 @@ class DictTensors:
         record: Record = {}
         for name, values in self._dicts().items():
             entries = {
-                key: _mark(value) != start.mark
+                key: start.content_hash
                 for key, start in self._starts.get(name, {}).items()
                 if (value := values.get(key)) is not None
                 and value is start.reference()
@@ -87,7 +87,7 @@ class DictTensors:
                 record[name] = entries
         return record
 
-    def restore(self, record: Mapping[str, Mapping[Any, bool]]) -> None:
+    def restore(self, record: Mapping[str, Mapping[Any, str]]) -> None:
         """Put the script's objects back into the dicts, after a state was loaded.
 
         Args:
@@ -96,14 +96,15 @@ class DictTensors:
         shared = self._shared_memory() if record else set()
         for name, values in self._dicts().items():
             starts = self._starts.get(name, {})
-            for key, changed in record.get(name, {}).items():
-                if key not in starts or key not in values:
+            for key, content_hash in record.get(name, {}).items():
+                if key not in values or key not in starts:
+                    continue
+                if starts[key].content_hash != content_hash:
                     continue
                 own, saved = starts[key].reference(), values[key]
                 if own is None or own is saved or _memory(own) in shared:
                     continue
-                is_written = changed or _mark(own) != starts[key].mark
-                if _take_content(own, saved, is_written):
+                if _write(own, saved):
                     values[key] = own
 
     def _dicts(self) -> dict[str, dict[Any, Any]]:
@@ -115,33 +116,40 @@ class DictTensors:
         addresses: set[int] = set()
         for module in map(unwrapped, self._objects.values()):
             if hasattr(module, "named_parameters"):
-                tensors = (*module.parameters(), *getattr(module, "buffers", tuple)())
+                tensors = (
+                    *getattr(module, "parameters", tuple)(),
+                    *getattr(module, "buffers", tuple)(),
+                )
                 addresses.update(_memory(tensor) for tensor in tensors if _is_tensor(tensor))
         own = [start.reference() for starts in self._starts.values() for start in starts.values()]
         counts = Counter(_memory(v) for v in {id(v): v for v in own if v is not None}.values())
         return addresses | {address for address, count in counts.items() if count > 1}
 
 
-def write(own: Any, content: Any) -> bool:
-    """Write ``content`` to ``own``, a tensor or array. Return False and write nothing if it does
-    not fit, or if other objects may use the memory of ``own``.
+def _start(value: Any) -> _Start | None:
+    """Return what to remember of ``value``. Return None without reading it if nothing may be
+    written to it.
     """
-    return _may_be_written(own) and _take_content(own, content, is_written=True)
+    try:
+        if not _may_be_written(value) or not _owns_memory(value):
+            return None
+        return _Start(weakref.ref(value), _content_hash(value), _requires_grad(value))
+    except (RuntimeError, TypeError):  # no memory on the GPU, or a dtype that cannot be read
+        return None
 
 
-def _take_content(own: Any, content: Any, is_written: bool) -> bool:
-    """Write ``content`` to ``own`` if ``is_written``. Return whether ``own`` has it then."""
+def _write(own: Any, content: Any) -> bool:
+    """Write ``content`` to ``own``. Return False and write nothing if it does not fit."""
     is_tensor = _is_tensor(own) and _is_tensor(content)
     if not is_tensor and not (_is_array(own) and _is_array(content)):
         return False
-    if own.shape != content.shape or own.dtype != content.dtype or not _owns_memory(own):
-        return False
     try:
-        if is_written:
-            _copy(own, content)
-        return is_written or _have_equal_bytes(own, content)
-    except RuntimeError:  # a GPU out of memory, or torch has no such operation for the dtype
+        if own.shape != content.shape or own.dtype != content.dtype or not _owns_memory(own):
+            return False
+        _copy(own, content)
+    except RuntimeError:  # a GPU out of memory, or torch has no such operation for the tensor
         return False
+    return True
 
 
 def _is_tensor(value: Any) -> bool:
@@ -171,15 +179,21 @@ def _requires_grad(value: Any) -> bool:
     return bool(getattr(value, "requires_grad", False))
 
 
-def _mark(value: Any) -> int:
-    """Return a number that differs after ``value`` was changed in place: for a tensor the count of
-    changes, so that a GPU need not be waited for, for an array a check sum.
-    """
+def _content_hash(value: Any) -> str:
+    """Return a hash of the dtype, shape and bytes of ``value``, a tensor or array."""
+    sha = hashlib.sha256(f"{value.dtype} {tuple(value.shape)}".encode())
     if _is_array(value):
-        return zlib.crc32(_array_bytes(value))
-    from malletrain.training.torch_private import in_place_changes
+        import numpy
 
-    return in_place_changes(value)
+        sha.update(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8))
+        return sha.hexdigest()
+    import torch
+
+    content = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    for chunk in content.split(_CHUNK_BYTES):
+        # a copy, because torch counts memory that numpy has seen as numpy's
+        sha.update(chunk.to("cpu", copy=True).numpy())
+    return sha.hexdigest()
 
 
 def _memory(value: Any) -> int:
@@ -197,25 +211,6 @@ def _owns_memory(value: Any) -> bool:
     from malletrain.training.torch_private import owns_memory
 
     return owns_memory(value)
-
-
-def _have_equal_bytes(own: Any, content: Any) -> bool:
-    if _is_array(own):
-        return bool((_array_bytes(own) == _array_bytes(content)).all())
-    import torch
-
-    first, second = (
-        tensor.detach().to(content.device).contiguous().reshape(-1).view(torch.uint8)
-        for tensor in (own, content)
-    )
-    return torch.equal(first, second)
-
-
-def _array_bytes(array: Any) -> Any:
-    """Return the bytes of ``array`` as an array, without a copy if it is contiguous."""
-    import numpy
-
-    return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
 
 
 def _copy(own: Any, content: Any) -> None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from malletrain.training import dict_tensors, rng
+from malletrain.training import rng
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.objects import load_state, plain_attributes, state_of, unwrapped
 from malletrain.training.report import tell
@@ -174,8 +174,7 @@ def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
     def undo() -> bool:
         values.clear()
         for key, value in before.items():
-            is_back = is_equal(value, copies[key]) or dict_tensors.write(value, copies[key])
-            values[key] = value if is_back else copies[key]
+            values[key] = value if is_equal(value, copies[key]) else copies[key]
         return False
 
     return undo

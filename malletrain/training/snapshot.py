@@ -150,6 +150,10 @@ class Snapshot:
         self._objects = objects
         self._numbers = ModuleNumbers(objects)
         self._dict_tensors = DictTensors(objects)
+        self._is_in_use = False
+        """Whether the script has called :meth:`restore` or :meth:`save`. What it restores later may
+        be a snapshot of this process.
+        """
         self._flags: FlagsReader | None = report.open_flags()
         self._served_request = 0
         self._pace = Pace(every_s, self._flags)
@@ -221,8 +225,9 @@ class Snapshot:
         requested = owner.resume_source(resume_from)
         self._numbers.begin()
         self._attributes.begin()
-        if not self._steps:  # else the script goes back to a snapshot of this process
+        if self._caller == "Snapshot" and not (self._steps or self._is_in_use):
             self._dict_tensors.begin()
+        self._is_in_use = True
         seeds = self._seeds()
         if self._memory is None:
             payload = self._from_disk(requested)
@@ -290,6 +295,7 @@ class Snapshot:
             SnapshotError: another run has saved at this path, so no snapshot of this run would be
                 kept.
         """
+        self._is_in_use = True
         if self._epochs is not None and self._epochs.between_epochs:
             if self._saved_schedule is None:
                 self._close_epoch_later()

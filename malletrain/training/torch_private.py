@@ -248,8 +248,11 @@ def in_place_changes(tensor: torch.Tensor) -> int:
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Return whether ``tensor`` is an ordinary one with memory: dense, not quantized, not meta."""
-    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_meta)
+    """Return whether ``tensor`` is an ordinary one with memory: dense, not nested, not quantized,
+    not meta.
+    """
+    is_special = tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    return tensor.layout is torch.strided and not is_special
 
 
 def is_allocated_by_torch(tensor: torch.Tensor) -> bool:

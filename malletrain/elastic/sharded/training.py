@@ -322,8 +322,8 @@ class ShardedTraining(Training):
         return combined([self.live_parts(), self.extra, copied]) if live else copied
 
     def description(self, version: Version | None = None) -> bytes:
-        """Return a state without its shards, pickled. It is equal on all ranks. ``version``: the
-        version; None for the live one. Raises StateError.
+        """Return a state without its shards, pickled. Only the record of the tensors in dicts may
+        differ between ranks. ``version``: the version; None for the live one. Raises StateError.
         """
         if version is not None and version != self.version:
             return next(

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 import malletrain  # noqa: E402
 from malletrain.elastic.state import Holder  # noqa: E402
 from malletrain.elastic.training import StateCopy  # noqa: E402
+from malletrain.training import dict_tensors  # noqa: E402
 from malletrain.training.dict_tensors import DictTensors  # noqa: E402
 from malletrain.training.epoch_begin import undo_of  # noqa: E402
 from tests.malletrain.training.worker_side import as_plain_script  # noqa: E402
@@ -269,15 +270,148 @@ def test_variables_stay_valid_when_the_copy_of_a_step_is_restored(trained):
     assert script.values() == values
 
 
-def test_variables_stay_valid_when_the_beginning_of_an_epoch_is_undone():
-    script, data = Script(), torch.zeros(2, 2)
-    script.facts["row"] = data[0]
-    values = script.values()
-    (undo,) = undo_of({"facts": script.facts}, constant_batch=True)
-    script.train()
-    data.add_(1)
+def test_a_variable_is_as_the_beginning_of_an_epoch_leaves_it():
+    scale = torch.zeros(1)
+    facts = {"scale": scale}
+    (undo,) = undo_of({"facts": facts}, constant_batch=True)
+    scale.fill_(0.5)
     undo()
+    assert (scale.item(), facts["scale"].item()) == (0.5, 0)
+
+
+ALL_LABELS = {"labels": torch.arange(6), "order": np.arange(6)}
+
+
+def part_of(rank):
+    """Return what one of two ranks has at its start."""
+    return {
+        "labels": ALL_LABELS["labels"][rank::2].clone(),
+        "order": ALL_LABELS["order"][rank::2].copy(),
+    }
+
+
+def test_nothing_is_written_to_what_a_rank_has_for_itself(tmp_path):
+    first = part_of(0)
+    snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=first)
+    snapshot.restore()
+    first["labels"][0] = 9
+    first["order"][:] = first["order"][::-1]
+    snapshot.save()
+    for rank in range(2):
+        own = part_of(rank)
+        facts = dict(own)
+        restored(tmp_path / "x.pt", facts=facts)
+        assert (facts["labels"].tolist(), facts["order"].tolist()) == ([9, 2, 4], [4, 2, 0])
+        for name, value in own.items():
+            assert (facts[name] is value) == (rank == 0)
+            assert rank == 0 or value.tolist() == part_of(rank)[name].tolist()
+
+
+def test_nothing_is_written_to_what_a_joiner_has_for_itself():
+    first, own = part_of(0), part_of(1)
+    survivors, joiners = (Holder({"facts": facts}, CPU) for facts in (first, dict(own)))
+    first["labels"][0] = 9
+    packed, tensors = survivors.pack({})
+    joiners.restore(joiners.destinations(packed)[0], tensors)
+    assert joiners.objects["facts"]["labels"].tolist() == [9, 2, 4]
+    assert own["labels"].tolist() == [1, 3, 5]
+    assert joiners.digest() == survivors.digest()
+
+
+def test_contents_are_read_only_at_the_start(tmp_path, monkeypatch):
+    script = Script()
+    snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=script.facts)
+    snapshot.restore()
+    holder = Holder({"facts": script.facts}, CPU)
+    monkeypatch.setattr(dict_tensors, "_content_hash", _refuse)
+    script.train()
+    snapshot.step()
+    assert snapshot.save()
+    packed, tensors = holder.pack({})
+    holder.restore(holder.destinations(packed)[0], tensors)
+    assert snapshot.restore()
     script.check_identity()
-    assert script.values() == values
-    assert script.facts["row"].tolist() == [0, 0]
-    assert data.tolist() == [[1, 1], [1, 1]], "the data is as that code leaves it"
+
+
+def test_what_nothing_may_be_written_to_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(dict_tensors, "_content_hash", _refuse)
+    data = np.memmap(tmp_path / "data", np.float32, "w+", shape=(4,))
+    facts = {
+        "view": torch.zeros(2, 2)[0],
+        "file": np.asarray(data),
+        "file as a tensor": torch.from_numpy(data),
+        "array as a tensor": torch.from_numpy(np.zeros(2)),
+        "slice": np.zeros((2, 2))[0],
+    }
+    assert DictTensors({"facts": facts}).record() == {}
+
+
+def _refuse(value):
+    raise AssertionError("a content is read")
+
+
+def test_a_tensor_larger_than_a_chunk_and_other_layouts_are_read_whole(monkeypatch):
+    monkeypatch.setattr(dict_tensors, "_CHUNK_BYTES", 8)
+    values = [torch.zeros(3, 3) for _ in range(2)]
+    values[1][2, 2] = 1
+    values.append(values[1].t().clone())
+    assert not values[2].is_contiguous()
+    values.append(torch.zeros(9))
+    for _ in range(2):  # what was read still counts as torch's memory
+        tensors = [DictTensors({"facts": {"x": value}}) for value in values]
+        hashes = [each.record()["facts"]["x"] for each in tensors]
+        assert len(set(hashes)) == 3
+        assert hashes[1] == hashes[2]
+
+
+def test_a_nested_tensor_is_restored(tmp_path):
+    def nested(value):
+        return torch.nested.nested_tensor([torch.full((2,), value), torch.full((1,), value)])
+
+    saved(tmp_path / "x.pt", facts={"x": nested(1.0)})
+    value = nested(0.0)
+    facts = {"x": value}
+    restored(tmp_path / "x.pt", facts=facts)
+    assert [part.tolist() for part in facts["x"].unbind()] == [[1, 1], [1]]
+    assert [part.tolist() for part in value.unbind()] == [[0, 0], [0]]
+
+
+@pytest.mark.parametrize("first_call", ["restore", "save"])
+def test_a_script_without_steps_goes_back_twice(first_call, tmp_path):
+    script = Script()
+    snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=script.facts)
+    getattr(snapshot, first_call)()
+    script.train()
+    snapshot.save()
+    values = script.values()
+    for _ in range(2):
+        script.train()
+        assert snapshot.restore()
+        script.check_identity()
+        assert script.values() == values
+    later = Script()
+    restored(tmp_path / "x.pt", facts=later.facts)
+    later.check_identity()
+    assert later.values() == values
+
+
+def test_a_passed_object_needs_no_method_parameters(tmp_path):
+    class Wrapper(Script):
+        """Lists its parameters by name only."""
+
+        def named_parameters(self):
+            return [("prompt", self.prompt)]
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    script = Wrapper()
+    snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=script.facts)
+    script.train()
+    snapshot.save()
+    later = Wrapper()
+    restored(tmp_path / "x.pt", facts=later.facts, wrapper=later)
+    later.check_identity()

@@ -192,7 +192,7 @@ def _content_hash(value: Any) -> str:
     content = value.detach().contiguous().reshape(-1).view(torch.uint8)
     for chunk in content.split(_CHUNK_BYTES):
         # a copy, because torch counts memory that numpy has seen as numpy's
-        sha.update(chunk.to("cpu", copy=True).numpy())
+        sha.update(chunk.to("cpu", copy=True).numpy().data)
     return sha.hexdigest()
 
 

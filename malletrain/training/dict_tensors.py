@@ -185,14 +185,14 @@ def _content_hash(value: Any) -> str:
     if _is_array(value):
         import numpy
 
-        sha.update(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8))
+        sha.update(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data)
         return sha.hexdigest()
     import torch
 
     content = value.detach().contiguous().reshape(-1).view(torch.uint8)
     for chunk in content.split(_CHUNK_BYTES):
         # a copy, because torch counts memory that numpy has seen as numpy's
-        sha.update(chunk.to("cpu", copy=True).numpy().data)
+        sha.update(chunk.to("cpu", copy=True).numpy())
     return sha.hexdigest()
 
 

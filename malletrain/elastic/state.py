@@ -19,6 +19,7 @@ import torch
 from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
 from malletrain.training import rng
+from malletrain.training.dict_tensors import DictTensors
 from malletrain.training.objects import ModuleNumbers, check_object, load_state, state_of, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -87,6 +88,7 @@ class Holder:
         self.objects = objects
         self.device = device
         self._numbers = ModuleNumbers(objects)
+        self.dict_tensors = DictTensors(objects)
         self.rooms = Rooms(device)
 
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -130,6 +132,7 @@ class Holder:
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
         skeleton["modes"] = {name: modes_of(m) for name, m in self.modules().items()}
         skeleton["numbers"] = self._numbers.changed()
+        skeleton["dict_tensors"] = self.dict_tensors.record()
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)
             try:
@@ -189,6 +192,7 @@ class Holder:
         for name, module in self.modules().items():
             set_modes(module, skeleton["modes"][name])
         self._numbers.restore(skeleton["numbers"])
+        self.dict_tensors.restore(skeleton.get("dict_tensors", {}))
         rng.load(_put_in(skeleton["rng"], tensors))
         counters: dict[str, Any] = skeleton["counters"]
         return counters

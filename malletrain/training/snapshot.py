@@ -34,6 +34,7 @@ from malletrain.training import (
 )
 from malletrain.training import objects as parts
 from malletrain.training.batch_change import check_batch_norm
+from malletrain.training.dict_tensors import DictTensors
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epoch_begin import EpochBegin
@@ -148,6 +149,11 @@ class Snapshot:
         self.keep = keep
         self._objects = objects
         self._numbers = ModuleNumbers(objects)
+        self._dict_tensors = DictTensors(objects)
+        self._is_in_use = False
+        """Whether the script has called :meth:`restore` or :meth:`save`. What it restores later may
+        be a snapshot of this process.
+        """
         self._flags: FlagsReader | None = report.open_flags()
         self._served_request = 0
         self._pace = Pace(every_s, self._flags)
@@ -219,6 +225,9 @@ class Snapshot:
         requested = owner.resume_source(resume_from)
         self._numbers.begin()
         self._attributes.begin()
+        if self._caller == "Snapshot" and not (self._steps or self._is_in_use):
+            self._dict_tensors.begin()
+        self._is_in_use = True
         seeds = self._seeds()
         if self._memory is None:
             payload = self._from_disk(requested)
@@ -230,6 +239,7 @@ class Snapshot:
                 seeds.separate()
             self._steps = int(payload.get("steps", 0))
             self._numbers.restore(payload.get("numbers", {}))
+            self._dict_tensors.restore(payload.get("dict_tensors", {}))
             self._rates.restore(payload.get("rates", {}))
             self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
             if seeds is not None:
@@ -285,6 +295,7 @@ class Snapshot:
             SnapshotError: another run has saved at this path, so no snapshot of this run would be
                 kept.
         """
+        self._is_in_use = True
         if self._epochs is not None and self._epochs.between_epochs:
             if self._saved_schedule is None:
                 self._close_epoch_later()
@@ -354,6 +365,7 @@ class Snapshot:
             "time": time.time(),
             "steps": self._steps,
             "numbers": self._numbers.changed(),
+            "dict_tensors": self._dict_tensors.record(),
             "rates": self._rates.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),

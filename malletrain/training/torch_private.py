@@ -244,6 +244,38 @@ def in_place_changes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001 (no public way)
 
 
+# --- tensors in dicts of scripts (malletrain.training.dict_tensors) ---
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` is an ordinary one with memory: dense, not nested, not quantized,
+    not meta.
+    """
+    is_special = tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    return tensor.layout is torch.strided and not is_special
+
+
+def is_allocated_by_torch(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` has memory of torch's own allocator. False if another library
+    (``from_numpy``) or a file has it, and from the first call of ``tensor.numpy()`` on.
+    """
+    return has_plain_memory(tensor) and tensor.untyped_storage().resizable()
+
+
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` uses all of its memory, is no view of another tensor and no result
+    of autograd, and is not shared with other processes.
+    """
+    if not has_plain_memory(tensor) or not tensor.is_leaf:
+        return False
+    storage = tensor.untyped_storage()
+    return (
+        tensor._base is None  # noqa: SLF001 (no public way)
+        and storage.nbytes() == tensor.nbytes
+        and not (tensor.device.type == "cpu" and tensor.is_shared())
+    )
+
+
 # --- parameters and gradient scalers (malletrain.elastic.training) ---
 
 

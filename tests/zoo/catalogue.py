@@ -37,7 +37,7 @@ _RESTART = {
     ),
     "state_reports": (
         *("rebuilt_scheduler", "drawn", "two_loaders", "schedule_free", "contrast"),
-        "optimizers_in_list",
+        *("optimizers_in_list", "centered"),
     ),
     "epoch_begins": (
         *("scheduled_first", "decayed_first", "epoch_sums", "teacher_first", "drawn_first"),

@@ -276,7 +276,8 @@ def _fill(
     """
     version, description, parts, layouts = complete_state
     objects: dict[str, Any] = {MODEL: module, OPTIMIZER: training.optimizer}
-    if late or training.version != version:
+    loads_others = late or training.version != version
+    if loads_others:
         objects.update(training.others)
     training.moved_bytes = 0
 
@@ -303,6 +304,8 @@ def _fill(
         for name, buffer in named_buffers(module).items():
             if name in description["buffers"]:
                 buffer.copy_(description["buffers"][name])
+    if loads_others:
+        training.state.dict_tensors.restore(description.get("dict_tensors", {}))
     if not training.has_state or goes_back:
         rng.load(description["rng"])
 

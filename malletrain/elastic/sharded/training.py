@@ -322,8 +322,8 @@ class ShardedTraining(Training):
         return combined([self.live_parts(), self.extra, copied]) if live else copied
 
     def description(self, version: Version | None = None) -> bytes:
-        """Return a state without its shards, pickled. It is equal on all ranks. ``version``: the
-        version; None for the live one. Raises StateError.
+        """Return a state without its shards, pickled. Only the record of the tensors in dicts may
+        differ between ranks. ``version``: the version; None for the live one. Raises StateError.
         """
         if version is not None and version != self.version:
             return next(
@@ -341,6 +341,7 @@ class ShardedTraining(Training):
                 {n: b for n, b in named_buffers(module).items() if n not in snapshot_names}
             ),
             "modes": modes_of(module),
+            "dict_tensors": self.state.dict_tensors.record(),
             "rng": rng.state(),
             "counters": self._counters_for_peers(),
             "history": self.history,
@@ -472,11 +473,13 @@ class ShardedTraining(Training):
         self.adopt(module, {"counters": {}, "history": history}, group)
         self.has_state, self.copies = False, []
         initial_state = pickle.loads(self._initial_state)
+        dict_tensors = self.state.dict_tensors.record()
         for name, value in self.others.items():
             if isinstance(value, dict):
                 value.update(initial_state[name])
             else:
                 value.load_state_dict(initial_state[name])
+        self.state.dict_tensors.restore(dict_tensors)
         if self.snapshot is None or not self.snapshot.restore():
             return False
         self._load_counters(self._counters)

@@ -259,3 +259,33 @@ def optimizers_in_list(trace: Trace) -> None:
             snapshot.step()
     snapshot.save()
     trace.finish(t.model)
+
+
+def move_center(center: torch.Tensor, out: torch.Tensor) -> None:
+    """Move ``center`` in place towards the mean of the outputs of all ranks."""
+    sums = torch.cat([out.detach().sum(0), out.new_tensor([len(out)])])
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    center.mul_(0.9).add_(sums[:1] / sums[1], alpha=0.1)
+
+
+def centered(trace: Trace) -> None:
+    """A center that the script has as a variable, too (dino#188, vissl#436)."""
+    t = Training(trace)
+    center = torch.zeros(1, dtype=torch.float64)
+    t.facts["center"] = center
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.loader:
+            t.optimizer.zero_grad()
+            out = t.net(x)
+            (mse_loss(out - center, y) * t.sampler.loss_weight).backward()
+            t.optimizer.step()
+            move_center(center, out)
+            key = (epoch, t.sampler.position)
+            trace.step(key, numbers, rate(t.optimizer), center=float(center))
+            t.sampler.advance()
+            malletrain.report(len(x))
+            t.snapshot.step()
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()

@@ -93,7 +93,8 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
         die_at(fault)
     set_ = data(options["samples"])
     sampler = sampler_of(options)
-    facts: dict[str, int] = {"seen": 0}
+    center = torch.zeros(1)
+    facts: dict[str, Any] = {"seen": 0, "center": center}
     run = elastic.Run(
         build=Net,
         parallelize=parallelize,
@@ -148,6 +149,7 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
                 "facts": facts["seen"],
             }
             os.write(log, json.dumps(record).encode() + b"\n")
+            center.fill_(run.steps_done)
             if fault and not joins and run.steps_done in options["gates"]:
                 die_at(fault)
             while (
@@ -157,8 +159,10 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
                 time.sleep(0.005)
             if Path(folder, "stop").exists():
                 run.request_stop()
+    center.fill_(run.steps_done)  # another rank may have finished the last step for this one
     end = {
         "digest": run.digest(),
+        "has_center": facts["center"] is center,
         "steps": run.steps_done,
         "facts": facts["seen"],
         "early": early,

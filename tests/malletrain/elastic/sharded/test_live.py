@@ -53,6 +53,7 @@ def counts_as_if_undisturbed(
     totals = [(end["steps"], end["facts"]) for end in ends(folder)]
     assert set(totals) == {(len(expected), options["samples"])}
     assert len({end["digest"] for end in ends(folder)}) == 1
+    assert all(end["has_center"] for end in ends(folder)), "a variable for a tensor stays valid"
     if all_changes_came:  # what one that was given up had made, the interpreter collects
         assert {end["old_bytes"] for end in ends(folder)} == {0}, "old shards are given back"
 

@@ -20,19 +20,20 @@ class LoaderSeeds:
     def __init__(self) -> None:
         self._saved: Any = None
         """State of torch's generator before a loader drew from it in the middle of an epoch."""
-        self._begins = True
-        """Whether no loader has been iterated in this process."""
+        self._samples_at_seed: int | None = None
+        """Number of samples done when a loader's own generator was seeded; None before that."""
 
     def begin(self, generator: Any, samples_done: int) -> None:
-        """Seed a loader's own generator before its first use in this process: no snapshot includes
-        its state.
+        """Seed a loader's own generator before its first use in a resumed training, because no
+        snapshot includes its state. Call it until this process has made a step: a script may look
+        at a batch before it restores its snapshot.
 
         Args:
             generator: the loader's own; None if it has none.
             samples_done: number of samples that were trained on before.
         """
-        begins, self._begins = self._begins, False
-        if begins and generator is not None and samples_done:
+        if generator is not None and samples_done not in (0, self._samples_at_seed):
+            self._samples_at_seed = samples_done
             rng.branch(samples_done, generator)
 
     def resume(self, position: int) -> None:

@@ -449,15 +449,18 @@ def does_not_fit(key: str, target: Any, name: str, error: Exception) -> Snapshot
 
 
 def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
-    """Tell the user which objects only the script has, which only the snapshot has, and whether the
-    position in the data is unknown.
+    """Tell the user which objects only the script has, which only the snapshot has, whether the
+    position in the data is unknown, and which options of schedulers the snapshot replaces.
 
     Args:
         objects: the script's objects, by name.
         payload: the snapshot.
         name: its path.
     """
+    from malletrain.training.scheduler_options import tell_other_options  # it imports this module
+
     saved = payload["objects"]
+    tell_other_options(objects, payload, name)
     if payload.get("steps") and not all_epochs_of(objects) and "run" not in objects:
         report.tell(
             f"This run goes on after step {payload['steps']}, but its position in the data is not "

@@ -303,8 +303,9 @@ class ElasticSampler(CountedEpochs):
         reject_wrapper(self, caller)
         if is_loader_iterator(caller):
             self._subset.read(loader.dataset, self.epoch)
-            done = self.epoch * self.num_samples + self.position
-            self._loader_seeds.begin(loader.generator, done)
+            if not self._advances:
+                done = self.epoch * self.num_samples + self.position
+                self._loader_seeds.begin(loader.generator, done)
         self._on_iteration()
         self._save_rng_state(caller)
         is_loader = is_loader_iterator(caller)

@@ -107,6 +107,15 @@ class Parallel(torch.nn.Module):
             self._agree_on_buffers(self._group)
         return ddp(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "register_comm_hook":  # so that hasattr() is false
+            raise AttributeError(
+                "run.ddp has no register_comm_hook: in live mode the exchange of the gradients is "
+                "the run's own. Leave the hook out, or train in restart mode, with "
+                "DistributedDataParallel and malletrain.Snapshot."
+            )
+        return super().__getattr__(name)
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """As in DistributedDataParallel: gradients are accumulated and not exchanged."""

@@ -208,7 +208,7 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
     if isinstance(value, list | tuple):
         raise TypeError(
             f"{owner}: {name} is a {type(value).__name__}. Pass each of its items under a name of "
-            "its own."
+            "its own, and a list of numbers in a dict."
         )
     if not (
         callable(getattr(value, "state_dict", None))

@@ -416,7 +416,7 @@ class ElasticSampler(CountedEpochs):
         tell(
             f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples "
             "(as counted by sampler.advance()). If this is not intended, call advance() once for "
-            "each batch, or advance(batches=k) after k batches.",
+            "each batch, also before a `continue`, or advance(batches=k) after k batches.",
             once="epoch left",
         )
         self.set_position(self.epoch + 1, 0)

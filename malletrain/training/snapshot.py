@@ -33,6 +33,7 @@ from malletrain.training import (
     snapshot_file,
 )
 from malletrain.training import objects as parts
+from malletrain.training.averages import UnsavedAverages
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.dict_tensors import DictTensors
 from malletrain.training.disk_tier import DiskTier
@@ -174,6 +175,7 @@ class Snapshot:
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._attributes = ModuleAttributes(self._caller, objects)
+        self._averages = UnsavedAverages(self._caller, objects)
         # elastic.Run refuses the updates of others itself
         self._optimizers = UnsavedOptimizers(
             {} if self._caller != "Snapshot" else objects, SnapshotError
@@ -340,6 +342,7 @@ class Snapshot:
     def _tell_attributes(self) -> None:
         if rank_and_world()[0] == 0:
             self._attributes.tell_changed()
+            self._averages.tell_unsaved()
 
     def _write(self, taken: Taken | None) -> int:
         """Write the snapshot to disk. Return its size in bytes; raises any error of the disk or

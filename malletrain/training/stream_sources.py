@@ -12,13 +12,20 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from malletrain.training.ranks import rank_and_world
+from malletrain.training.report import tell
+
 
 def tar_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the records of a WebDataset tar file, such as ``{"__key__": "a/0001", "jpg": b"…",
     "cls": b"7"}``. A record is a sequence of members whose names are equal up to the first dot
     after the last slash.
+
+    Members such as ``x.jpg x.cls x.jpg x.cls`` are several records, if these differ. Other members
+    that repeat a name, as from a writer that tried again, are one record, with the last content of
+    each extension.
     """
-    record: dict[str, Any] = {}
+    key, members = "", list[tuple[str, bytes]]()
     with tarfile.open(path, "r|*") as archive:
         for member in archive:
             if not member.isfile():
@@ -27,15 +34,37 @@ def tar_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             stem, _, extension = base.partition(".")
             if not stem or not extension:
                 continue
-            key = f"{folder}/{stem}" if folder else stem
-            if record and record["__key__"] != key:
-                yield record
-                record = {}
-            record["__key__"] = key
+            previous, key = key, f"{folder}/{stem}" if folder else stem
+            if members and previous != key:
+                yield from _records_of(previous, members)
+                members = []
             content = archive.extractfile(member)
-            record[extension.lower()] = content.read() if content is not None else b""
-    if record:
-        yield record
+            members.append((extension.lower(), content.read() if content is not None else b""))
+    if members:
+        yield from _records_of(key, members)
+
+
+def _records_of(key: str, members: list[tuple[str, bytes]]) -> list[dict[str, Any]]:
+    """Return the records of neighbouring members of one name.
+
+    Args:
+        key: name of the members, without extension.
+        members: extension and content of each.
+    """
+    last = dict(members)
+    count = len(members) // len(last)
+    if count > 1 and len(last) > 1 and [name for name, _ in members] == [*last] * count:
+        copies = [dict(members[i : i + len(last)]) for i in range(0, len(members), len(last))]
+        if copies[1:] != copies[:-1]:  # not a record that a writer has repeated
+            return [{"__key__": key, **copy} for copy in copies]
+    elif len(members) > len(last):
+        tell(
+            f"Several members of a tar have the name {key!r} and the same extension. They are read "
+            "as one record, with the last content of each extension. If they are several records, "
+            "give each a name of its own.",
+            once="repeated members of a tar",
+        )
+    return [{"__key__": key, **last}]
 
 
 def line_records(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -64,6 +93,16 @@ class HubShards:
 _COUNTS_RECORDS = {"SkipExamplesIterable": "skip", "TakeExamplesIterable": "take"}
 """Parts of a dataset that count records over all shards, by class, with the method that adds each.
 """
+_STOPS = {
+    "first_exhausted": "ends as soon as one of the datasets has no further record in it. If the "
+    "shards differ in size, more records are left out than from the whole dataset.",
+    "all_exhausted": "repeats its records of one dataset until those of all others have come. If "
+    "the shards differ in size, more records are repeated than in the whole dataset.",
+}
+"""What a shard of interleaved datasets does, as the end of a sentence and a second one, by stopping
+strategy. Strategies by which each record
+comes once are left out.
+"""
 _MIN_RANDOM_ENTROPY = 1 << 64
 """Minimum entropy of a generator that counts as not seeded. numpy draws 128 random bits for a
 generator without a seed.
@@ -87,7 +126,23 @@ def hub_shards(dataset: Any) -> tuple[range, Callable[..., Iterator[Any]]]:
             f"{type(dataset).__name__}. For one that has a length use ElasticSampler."
         )
     _check_shards(dataset, shards.count)
+    _tell_uneven_shards(dataset, shards.count)
     return range(shards.count), shards
+
+
+def _tell_uneven_shards(dataset: Any, count: int) -> None:
+    """Tell the user if the shards of interleaved datasets may have fewer or more records than the
+    whole. With shards of equal sizes they do not, so this is no error.
+    """
+    parts = _parts_of(getattr(dataset, "_ex_iterable", None))
+    for strategy in sorted({getattr(part, "stopping_strategy", None) or "" for part in parts}):
+        if strategy in _STOPS and count > 1 and rank_and_world()[0] == 0:
+            tell(
+                f"hub_shards reads each of the {count} shards of interleaved datasets on its own. "
+                f"With stopping_strategy={strategy!r} each shard {_STOPS[strategy]} With "
+                "'all_exhausted_without_replacement' each record comes once.",
+                once=f"interleaved {strategy}",
+            )
 
 
 def _check_shards(dataset: Any, count: int) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
+from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.state import Holder
 from malletrain.elastic.state_policy import reopens_epoch, source_and_needy
 from malletrain.elastic.training import (
@@ -208,3 +209,16 @@ def test_without_room_the_copy_is_left_out_and_each_node_says_so_once(
             training.commit(0, 2, 1, False)
     log = capsys.readouterr().err
     assert log.count("too little free memory for a copy of the state") == count
+
+
+def test_a_hook_for_the_exchange_of_gradients_is_refused():
+    def fp16_compress_hook(state, bucket):
+        """As of torch's ``ddp_comm_hooks``."""
+
+    net = Parallel(torch.nn.Linear(1, 1), lambda: None, {})
+    with pytest.raises(AttributeError, match=r"Leave the hook out.*restart"):
+        net.register_comm_hook(None, fp16_compress_hook)
+    assert not hasattr(net, "register_comm_hook")
+    assert getattr(net, "register_comm_hook", None) is None
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = net.other

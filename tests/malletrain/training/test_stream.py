@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from malletrain import ElasticStream
 from malletrain.training.stream_sources import hub_shards, line_records, tar_records
 from tests.draws import cases
+from tests.malletrain.training.worker_side import as_plain_script
 
 
 def records_of(shard):
@@ -248,6 +249,42 @@ def test_a_tar_of_samples(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "contents", "records", "is_named"),
+    [
+        ("x.jpg x.cls", "01", [{"jpg": b"0", "cls": b"1"}], False),
+        (
+            *("x.jpg x.cls x.jpg x.cls", "0123"),
+            [{"jpg": b"0", "cls": b"1"}, {"jpg": b"2", "cls": b"3"}],
+            False,
+        ),
+        # as from a writer that tried again
+        ("x.jpg x.cls x.jpg x.cls", "0101", [{"jpg": b"0", "cls": b"1"}], False),
+        ("x.jpg x.jpg x.cls", "012", [{"jpg": b"1", "cls": b"2"}], True),
+        ("x.jpg x.cls x.jpg", "012", [{"jpg": b"2", "cls": b"1"}], True),
+        ("x.jpg x.cls x.cls x.jpg", "0123", [{"jpg": b"3", "cls": b"2"}], True),
+        ("x.jpg x.jpg", "01", [{"jpg": b"1"}], True),
+        ("x.JPG x.jpg x.json", "012", [{"jpg": b"1", "json": b"2"}], True),
+    ],
+)
+def test_only_records_of_one_name_are_separated_in_a_tar(
+    names, contents, records, is_named, tmp_path, capsys, monkeypatch
+):
+    path = tmp_path / "00.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, content in zip(["w.jpg", *names.split(), "y.jpg"], f"8{contents}9", strict=True):
+            entry = tarfile.TarInfo(name)
+            entry.size = 1
+            archive.addfile(entry, io.BytesIO(content.encode()))
+    with as_plain_script(monkeypatch):
+        both = [list(tar_records(path)) for _ in range(2)]
+    assert both[0] == both[1]
+    first, *middle, last = both[0]
+    assert (first, last) == ({"__key__": "w", "jpg": b"8"}, {"__key__": "y", "jpg": b"9"})
+    assert middle == [{"__key__": "x", **record} for record in records]
+    assert capsys.readouterr().err.count("have the name 'x' and the same extension") == is_named
+
+
 def test_lines_of_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"x\ny"))
@@ -383,3 +420,30 @@ def test_a_hub_dataset_with_a_seed_or_cut_in_its_only_shard_is_accepted():
     assert hub_shards(divided(_ex_iterable=seeded, _distributed=None))[0] == range(3)
     cut = divided(_ex_iterable=TakeExamplesIterable(seeded), num_shards=1)
     assert hub_shards(cut)[0] == range(1)
+
+
+class CyclingMultiSourcesExamplesIterable(Interleaved):
+    """Interleaved datasets, by their attributes."""
+
+    def __init__(self, stopping_strategy):
+        super().__init__()
+        self.stopping_strategy = stopping_strategy
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shards", "sentence"),
+    [
+        ("first_exhausted", 3, "ends as soon as one of the datasets"),
+        ("all_exhausted", 3, "repeats its records of one dataset"),
+        ("all_exhausted_without_replacement", 3, ""),
+        ("first_exhausted", 1, ""),  # the one shard is the dataset
+    ],
+)
+def test_interleaved_datasets_are_named_that_stop_in_each_shard(
+    strategy, shards, sentence, capsys, monkeypatch
+):
+    with as_plain_script(monkeypatch):
+        part = OtherExamplesIterable(CyclingMultiSourcesExamplesIterable(strategy))
+        hub_shards(divided(_ex_iterable=part, num_shards=shards))
+    messages = capsys.readouterr().err
+    assert sentence in messages if sentence else not messages

@@ -25,6 +25,7 @@ from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import Capable, DrainDone
 from malletrain.training import (
     drain,
+    hydra_folder,
     owner,
     report,
     rng,
@@ -146,6 +147,8 @@ class Snapshot:
             if rank_and_world()[0] == 0:
                 report.tell(f"Snapshots of this run go to {path}.", once=f"path {path}")
         self.path = os.path.abspath(os.fspath(path))
+        if rank_and_world()[0] == 0:
+            hydra_folder.warn_of_dated_folder(self.path)
         self.every_s = every_s
         self.keep = keep
         self._objects = objects

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +102,45 @@ def test_weights_and_biases_offline(tmp_path):
     rows = [row for file in sorted(tmp_path.rglob("*.wandb")) for row in wandb_rows(file)]
     assert [row["loss/step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert [row["loss"] for row in rows] == [1.0 / (1 + step) for step in range(6)]
+
+
+FOLDS = """
+import malletrain, os, wandb
+for fold in range(2):
+    run = wandb.init(project="p")
+    print(run.id)
+    run.finish()
+for fold in range(2):
+    run = wandb.init(id=f"{os.environ['WANDB_RUN_ID']}-fold{fold}", resume="allow")
+    print(run.id)
+    run.finish()
+"""
+
+
+def test_a_second_run_of_a_script_needs_an_id_of_its_own(tmp_path):
+    pytest.importorskip("wandb", reason="pip install malletrain[test]")
+    page = Path(__file__).parents[3] / "docs" / "tracking.md"
+    (init,) = [line for line in FOLDS.splitlines() if "-fold" in line]
+    assert init.split(" = ")[1] in page.read_text()
+    environment = {
+        **os.environ,
+        "MALLETRAIN_SOCKET": str(tmp_path / "nobody"),
+        "MALLETRAIN_JOB": "j1",
+        "MALLETRAIN_JOB_KEY": "ab" * 16,
+        "RANK": "0",
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path),
+        "WANDB_SILENT": "true",
+    }
+    words = [sys.executable, "-c", FOLDS]
+    rounds = [
+        subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    ids = rounds[0].stdout.split()
+    assert ids == [ids[0], ids[0], f"{ids[0]}-fold0", f"{ids[0]}-fold1"]
+    assert ids[0].startswith("j1-")
+    assert rounds[1].stdout.split() == ids
 
 
 STOPPED = """

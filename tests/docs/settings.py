@@ -294,13 +294,13 @@ def trackers(folder: Path) -> Names:
     """MLflow and W&B without a server."""
     import mlflow
 
-    os.environ.update(WANDB_MODE="disabled", MLFLOW_ALLOW_FILE_STORE="true")
+    os.environ.update(WANDB_MODE="disabled", MLFLOW_ALLOW_FILE_STORE="true", WANDB_RUN_ID="j1")
     import wandb
 
     os.chdir(folder)
     mlflow.set_tracking_uri(f"file://{folder}/mlruns")
     names = live(folder)
-    return {**names, "rank": 0, "mlflow": mlflow, "wandb": wandb, "loss": 1.0}
+    return {**names, "rank": 0, "mlflow": mlflow, "wandb": wandb, "loss": 1.0, "fold": 0}
 
 
 def replica(folder: Path) -> Names:

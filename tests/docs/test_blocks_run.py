@@ -60,6 +60,7 @@ SETTINGS = {
     "traces.md 1": (settings.trace, "len(part.names) == 1024 and gaps.complete.all()"),
     "tracking.md 1": (settings.trackers, "mlflow.active_run() is not None"),
     "tracking.md 2": (settings.trackers, "wandb.run is not None"),
+    "tracking.md 3": (settings.trackers, "wandb.run is not None"),
     "training-scripts.md 2": (settings.epochs_ends, "scheduler.last_epoch == 90"),
     "training-scripts.md 3": (settings.epochs_ends, "scheduler.last_epoch == 89"),
     "training-scripts.md 4": (settings.epochs_ends, "optimizer.param_groups[0]['lr'] == 0.01"),

@@ -16,11 +16,19 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic import rates
 from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
-from malletrain.training import rng
+from malletrain.training import parameter_order, rng
 from malletrain.training.dict_tensors import DictTensors
-from malletrain.training.objects import ModuleNumbers, check_object, load_state, state_of, unwrapped
+from malletrain.training.objects import (
+    ModuleNumbers,
+    check_object,
+    load_state,
+    names_by_optimizer,
+    state_of,
+    unwrapped,
+)
 from malletrain.training.snapshot_file import SnapshotError
 
 
@@ -124,15 +132,23 @@ class Holder:
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    def pack(self, counters: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
+    def pack(
+        self, counters: dict[str, Any], with_names: bool = True
+    ) -> tuple[bytes, list[torch.Tensor]]:
         """Return (skeleton, tensors). The tensors are those of the objects, not copies. Raises
         StateError.
+
+        Args:
+            counters: the counters of the run.
+            with_names: whether the skeleton has the names of the optimizers' parameters. A process
+                that restores its own state needs none.
         """
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
         skeleton["modes"] = {name: modes_of(m) for name, m in self.modules().items()}
         skeleton["numbers"] = self._numbers.changed()
         skeleton["dict_tensors"] = self.dict_tensors.record()
+        skeleton["parameter_names"] = names_by_optimizer(self.objects) if with_names else {}
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)
             try:
@@ -175,6 +191,7 @@ class Holder:
 
     def restore(self, skeleton: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
         """Load the received state into the objects. Return the counters. Raises StateError."""
+        names = skeleton.get("parameter_names", {})
         for name, value in self.objects.items():
             if name not in skeleton["objects"]:
                 raise StateError(
@@ -182,7 +199,8 @@ class Holder:
                 )
             target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
             try:
-                load_state(target, state, f"The peers' state of {name!r}")
+                source = f"The peers' state of {name!r}"
+                load_state(target, state, source, self.objects, names.get(name), rates.KEYS)
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise StateError(
@@ -203,7 +221,10 @@ class Holder:
         """
         sha = hashlib.sha256()
         tensors: list[torch.Tensor] = []
-        skeleton = _take_out(self._states(), tensors)
+        states = self._states()
+        for name, names in names_by_optimizer(self.objects).items():
+            states[name] = parameter_order.by_name(states[name], names)
+        skeleton = _take_out(states, tensors)
         sha.update(repr(skeleton).encode())
         for tensor in tensors:
             sha.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

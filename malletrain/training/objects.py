@@ -18,39 +18,64 @@ as a size or a probability, is taken from the script at every start.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from malletrain.training import report, rng
+from malletrain.training import parameter_order, report, rng
 from malletrain.training.epochs import CountedEpochs
+from malletrain.training.parameter_order import NamesByGroup
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
 
 
-def load(optimizer: Any, state: Mapping[str, Any], source: str) -> None:
+def load(
+    optimizer: Any,
+    state: Mapping[str, Any],
+    source: str,
+    saved_names: NamesByGroup | None = None,
+    names: Callable[[], Mapping[int, str]] = dict,
+    compared: tuple[str, ...] = (),
+) -> None:
     """Load ``state`` into ``optimizer``.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``.
         state: a result of its ``state_dict()``, with at least as many groups.
         source: description of the state, for messages.
+        saved_names: names of the parameters when the state was taken; None if unknown.
+        names: returns the present names by the parameter's id.
+        compared: see :func:`malletrain.training.parameter_order.in_saved_order`.
 
     Raises:
-        SnapshotError: at the optimizer's next update, if groups are still missing.
-        ValueError: the state does not fit for another reason (raised by torch).
+        SnapshotError: at the optimizer's next update, if groups are still missing or do not fit.
+        ValueError: the state does not fit for another reason (raised by torch, or see
+            :func:`malletrain.training.parameter_order.in_saved_order`).
     """
+
+    def in_saved_order() -> AbstractContextManager[None]:
+        return parameter_order.in_saved_order(optimizer, state, saved_names, names, compared)
+
     saved = state["param_groups"]
-    groups = optimizer.param_groups
-    if len(groups) >= len(saved) or _sizes(groups) != _sizes(saved[: len(groups)]):
-        optimizer.load_state_dict(state)
-        return
-    first = saved[: len(groups)]
-    numbers = {number for group in first for number in group["params"]}
-    entries = {key: entry for key, entry in state["state"].items() if key in numbers}
-    optimizer.load_state_dict({**state, "state": entries, "param_groups": first})
+    with in_saved_order():
+        groups = optimizer.param_groups
+        if len(groups) >= len(saved) or _sizes(groups) != _sizes(saved[: len(groups)]):
+            optimizer.load_state_dict(state)
+            return
+        first = saved[: len(groups)]
+        numbers = {number for group in first for number in group["params"]}
+        entries = {key: entry for key, entry in state["state"].items() if key in numbers}
+        optimizer.load_state_dict({**state, "state": entries, "param_groups": first})
 
     def complete(optimizer: Any, *_: Any) -> None:
         handle.remove()
+        try:
+            with in_saved_order():
+                load_all(optimizer)
+        except ValueError as error:
+            raise SnapshotError(f"{source} does not fit: {error}") from error
+
+    def load_all(optimizer: Any) -> None:
         groups = optimizer.param_groups
         if _sizes(groups) != _sizes(saved):
             raise SnapshotError(
@@ -312,6 +337,36 @@ def plain_name(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _WRAPPER_NAMES)
 
 
+def names_by_id(objects: Mapping[str, Any]) -> dict[int, str]:
+    """Return the name of each parameter of the modules among ``objects``, by the parameter's id:
+    all names that it has, sorted, joined by ``=``. Parameters that their module may load by
+    something else than a name have none.
+    """
+    names: dict[int, set[str]] = {}
+    unnamed: set[int] = set()
+    for name, value in objects.items():
+        module = unwrapped(value)
+        if not hasattr(module, "named_parameters"):
+            continue
+        for path, parameter in parameter_order.named_parameters(module):
+            names.setdefault(id(parameter), set()).add(f"{name}.{plain_name(path)}")
+        unnamed |= parameter_order.loaded_by_own_methods(module)
+    return {key: "=".join(sorted(labels)) for key, labels in names.items() if key not in unnamed}
+
+
+def names_by_optimizer(objects: Mapping[str, Any]) -> dict[str, NamesByGroup]:
+    """Return the names of the parameters of each optimizer among ``objects``, by the optimizer's
+    name, as far as they are known.
+    """
+    targets = {name: unwrapped(value) for name, value in objects.items()}
+    optimizers = {name: t for name, t in targets.items() if hasattr(t, "add_param_group")}
+    names = names_by_id(objects) if optimizers else {}
+    by_optimizer = {
+        name: parameter_order.names_by_group(target, names) for name, target in optimizers.items()
+    }
+    return {name: groups for name, groups in by_optimizer.items() if groups is not None}
+
+
 def states(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of each of ``objects``, by name."""
     states_by_name: dict[str, Any] = {}
@@ -386,13 +441,15 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
         SnapshotError: a state does not fit its object.
     """
     saved = payload["objects"]
+    names = payload.get("parameter_names", {})
     report_differences(objects, payload, name)
     for key, value in objects.items():
         if key not in saved:
             continue
         target = unwrapped(value)
         try:
-            load_state(target, saved[key], f"The state of {key!r} in snapshot {name}")
+            source = f"The state of {key!r} in snapshot {name}"
+            load_state(target, saved[key], source, objects, names.get(key))
         except (
             RuntimeError,
             ValueError,
@@ -405,13 +462,23 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
     rng.load(payload.get("rng", {}))
 
 
-def load_state(target: Any, state: Any, source: str) -> None:
+def load_state(
+    target: Any,
+    state: Any,
+    source: str,
+    objects: Mapping[str, Any] | None = None,
+    saved_names: NamesByGroup | None = None,
+    compared: tuple[str, ...] = (),
+) -> None:
     """Load ``state`` into one object (without wrappers); a dict is updated in place.
 
     Args:
         target: the object.
         state: its state.
         source: description of the state, for messages.
+        objects: the script's objects, by name: their parameters' names are an optimizer's.
+        saved_names: an entry of :func:`names_by_optimizer` when the state was taken, or None.
+        compared: see :func:`malletrain.training.parameter_order.in_saved_order`.
 
     Raises:
         Exception: the object's own error.
@@ -419,7 +486,7 @@ def load_state(target: Any, state: Any, source: str) -> None:
     if isinstance(target, dict):
         target.update(state)
     elif hasattr(target, "add_param_group"):
-        load(target, state, source)
+        load(target, state, source, saved_names, lambda: names_by_id(objects or {}), compared)
     elif _has_marks(state):
         target.load_state_dict(_load_parts(vars(target), state, source))
     else:

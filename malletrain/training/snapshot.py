@@ -360,7 +360,12 @@ class Snapshot:
         return self._disk.write(self._payload(), open_epoch)
 
     def _payload(self) -> dict[str, Any]:
-        return {**self._facts(), "objects": parts.states(self._objects), "rng": rng.state()}
+        return {
+            **self._facts(),
+            "objects": parts.states(self._objects),
+            "parameter_names": parts.names_by_optimizer(self._objects),
+            "rng": rng.state(),
+        }
 
     def _facts(self) -> dict[str, Any]:
         return {

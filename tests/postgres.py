@@ -45,6 +45,19 @@ class Server:
         _, survivors = psutil.wait_procs(of_it, timeout=PATIENCE_S)
         assert not survivors
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """All its processes are stopped (SIGSTOP) within the block."""
+        pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+        of_it = [psutil.Process(pid), *psutil.Process(pid).children()]
+        for process in of_it:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in of_it:
+                process.resume()
+
     def _ctl(self, what: str, *more: str) -> None:
         self._do("pg_ctl", what, "-w", "-t", "600", "-D", str(self.folder / "data"), *more)
 

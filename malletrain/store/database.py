@@ -2,15 +2,17 @@
 failed one leaves nothing.
 
 Decides how SQLite is used (write-ahead log, locks taken at the start of a transaction, file
-readable by its owner only), the time-outs of a server, and the messages about an unusable URL. It
-knows no tables.
+readable by its owner only), the time-outs of a server, when a server counts as stopped, and the
+messages about an unusable URL. It knows no tables.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import time
+from collections.abc import Callable, Generator
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
@@ -29,6 +31,10 @@ SERVER_WAITS = {
 }
 """Time-outs of a PostgreSQL server whose host is silent (libpq, "Parameter Key Words"), unless the
 URL sets them. The system's own time-out is a quarter of an hour, for which the daemon would block.
+"""
+SILENCE_S = 10.0
+"""Time without an answer after which a second connection tries whether a PostgreSQL server still
+runs, seconds.
 """
 _LOCKS = "lock_timeout"
 _WAIT_S = 0.01
@@ -113,6 +119,8 @@ def open_engine(url: str) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
     elif engine.dialect.name == "postgresql" and _LOCKS not in str(engine_url.query.get("options")):
         event.listen(engine, "begin", _begin_postgresql)
+    if engine.dialect.driver == "psycopg":
+        event.listen(engine, "do_connect", _connect_psycopg)
     return engine
 
 
@@ -150,6 +158,68 @@ def _begin_postgresql(connection: Connection) -> None:
     # Not in the URL's options, because a connection pool (PgBouncer) refuses them, and not for the
     # whole connection, because such a pool shares it with others.
     connection.exec_driver_sql(f"SET LOCAL {_LOCKS} = {BUSY_TIMEOUT_MS}")
+
+
+def _connect_psycopg(
+    _dialect: Any, _record: Any, arguments: tuple[Any, ...], parameters: dict[str, Any]
+) -> Any:
+    connection = _psycopg_connection().connect(*arguments, **parameters)
+    connection.parameters = (arguments, parameters)
+    return connection
+
+
+@functools.cache
+def _psycopg_connection() -> Any:
+    """Return a class of psycopg's connections that end when their server has stopped.
+
+    The system of a server whose processes are stopped (SIGSTOP, a frozen container) still
+    acknowledges all that it receives, so no time-out of TCP ends the wait for its answer. A server
+    that works on a long statement does not answer either, but lets a second connection in.
+    """
+    import psycopg
+
+    class Connection(psycopg.Connection[Any]):
+        parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+        def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+            return super().wait(_limit_silence(gen, self._end_if_stopped), *args, **options)
+
+        def _end_if_stopped(self) -> None:
+            if self.parameters is None:
+                return
+            arguments, parameters = self.parameters
+            try:
+                psycopg.connect(*arguments, **parameters).close()
+            except psycopg.errors.ConnectionTimeout:
+                self.pgconn.finish()
+                raise psycopg.OperationalError(
+                    f"no answer for {SILENCE_S:g} s, nor to a second connection"
+                ) from None
+            except psycopg.Error:
+                return  # a refusal is an answer
+
+    return Connection
+
+
+def _limit_silence(
+    gen: Generator[Any, Any, Any], check: Callable[[], None]
+) -> Generator[Any, Any, Any]:
+    """Run one of psycopg's generators, which wait for a server. Call ``check`` after each SILENCE_S
+    seconds in which nothing arrived; what it raises ends the wait.
+    """
+    try:
+        state = next(gen)
+        heard_at = time.monotonic()
+        while True:
+            ready = yield state
+            if ready:
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at >= SILENCE_S:
+                check()
+                heard_at = time.monotonic()
+            state = gen.send(ready)
+    except StopIteration as end:
+        return end.value
 
 
 def _create_privately(path: str | None) -> None:

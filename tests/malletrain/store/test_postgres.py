@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from malletrain.store.database import SERVER_WAITS, open_engine
@@ -40,20 +42,20 @@ def test_who_holds_a_lock_does_not_hold_the_daemon_for_ever(server, monkeypatch)
         assert store.list_jobs() == []
 
 
+def cut_short(store, outage):
+    """A transaction in which an outage of the server begins."""
+    with store.transaction():
+        new_job(store, name="lost")
+        outage()
+        new_job(store, name="lost, too")
+
+
 def test_a_daemon_killed_while_it_migrates_leaves_what_was(server):
     engine = open_engine(server.url)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("CREATE DATABASE old")
     engine.dispose()
     kill_through_the_migration(server.url.replace("/postgres?", "/old?"))
-
-
-def cut_short(store, server):
-    """A transaction in which the server goes."""
-    with store.transaction():
-        new_job(store, name="lost")
-        server.stop()
-        new_job(store, name="lost, too")
 
 
 def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other(server):
@@ -63,7 +65,7 @@ def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other
         server.start()
         assert store.get_job(job.id) == job, "between two transactions nobody notices"
         with pytest.raises(StoreError, match="Nothing of this transaction was saved"):
-            cut_short(store, server)
+            cut_short(store, server.stop)
         with pytest.raises(StoreError, match=r"refused: .*Start its server"):
             store.list_jobs()
         server.start()
@@ -88,3 +90,18 @@ def test_a_standby_is_named_as_such(server):
 def test_tasks_of_farms(server):
     with Store.open(server.url) as store:
         check_life_of_tasks(store)
+
+
+def test_a_server_that_has_stopped_is_lost_and_a_slow_one_is_waited_for(server, monkeypatch):
+    monkeypatch.setattr("malletrain.store.database.SILENCE_S", 0.2)
+    with Store.open(f"{server.url}&connect_timeout=2") as store:
+        job = new_job(store)
+        with store.transaction() as connection:
+            assert connection.exec_driver_sql("SELECT pg_sleep(1.5), 7").scalar_one_or_none() == ""
+        with contextlib.ExitStack() as outage:
+            with pytest.raises(StoreError, match=r"no answer for 0.2 s, .*Start its server"):
+                cut_short(store, lambda: outage.enter_context(server.stopped()))
+            with pytest.raises(StoreError, match=r"timeout.*Start its server"):
+                store.get_job(job.id)
+        assert store.get_job(job.id) == job
+        assert "lost" not in [row.name for row in store.list_jobs()]

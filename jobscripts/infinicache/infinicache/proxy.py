@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -86,9 +87,22 @@ class NodeArrivals:
         )
 
 
-def peer_of(nodes: Mapping[str, PoolNode], address: str, peer: str | None) -> str | None:
-    """Who is to keep copies of a node's chunks: ``peer`` as long as it can, else the next one after
-    the node that does not leave with it. None where the node is not known.
+def peer_of(
+    nodes: Mapping[str, PoolNode],
+    address: str,
+    peer: str | None,
+    peers: Mapping[str, str | None] = MappingProxyType({}),
+) -> str | None:
+    """Return the node that is to keep copies of a node's chunks: ``peer`` as long as it can. Else,
+    of the nodes that are not expected to leave with it (of all, if there are none), the one that
+    keeps the copies of the fewest others; of several, the next one after the node. None if the node
+    is not known.
+
+    Args:
+        nodes: address → node of the pool.
+        address: the node whose chunks are copied.
+        peer: who keeps its copies so far.
+        peers: node → who keeps its copies, of all nodes.
     """
     if address not in nodes:
         return None
@@ -98,7 +112,8 @@ def peer_of(nodes: Mapping[str, PoolNode], address: str, peer: str | None) -> st
     others = [a for a in (*[*nodes][at:], *nodes) if a != address and not nodes[a].leaving]
     bonds = set(nodes[address].prospect.bonds)
     apart = [a for a in others if not bonds & set(nodes[a].prospect.bonds)]
-    return next(iter(apart or others), None)
+    kept = Counter(peers.values())
+    return min(apart or others, key=lambda other: kept[other], default=None)
 
 
 class Proxy:
@@ -121,7 +136,9 @@ class Proxy:
         self.heat = Heat()
         self._writing: dict[str, float] = {}
         self.backup_of: dict[str, str] = {}
-        """Node → the one that keeps copies of its chunks."""
+        """Node → the one that keeps copies of its chunks, as the node says."""
+        self._peers_of: dict[str, str | None] = {}
+        """Node → the one that is to keep them."""
         self._locks: dict[str, asyncio.Lock] = {}
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -180,6 +197,7 @@ class Proxy:
         for address in gone & set(self._registered):
             self._registered.pop(address)
             self._arrivals.remove(address)
+            self._peers_of.pop(address, None)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
             self._upkeep.soon(degraded)
             if lost:
@@ -239,10 +257,9 @@ class Proxy:
         self._settle()
         if (node := self.table.nodes.get(address)) is not None:
             node.prospect = self._arrivals.prospect(address, time.monotonic())
-        return {
-            "registered": address in self._registered,
-            "peer": peer_of(self.table.nodes, address, backup),
-        }
+        peer = peer_of(self.table.nodes, address, backup, self._peers_of)
+        self._peers_of[address] = peer
+        return {"registered": address in self._registered, "peer": peer}
 
     async def _ready(self, key: str = "") -> None:
         if not self._slots:

@@ -80,3 +80,18 @@ def test_copies_are_kept_by_a_node_that_does_not_leave_with_it():
     del nodes["s1"]
     assert peer_of(nodes, "r1", "s1") == "q1", "any other, where all came together"
     assert peer_of(nodes, "gone", None) is None
+
+
+def test_the_copies_are_spread_over_the_nodes():
+    nodes = {f"n{number}": PoolNode(1) for number in range(6)}
+    peers: dict[str, str | None] = {}
+    for name in nodes:
+        peers[name] = peer_of(nodes, name, None, peers)
+    assert sorted(peers.values()) == sorted(nodes), "each keeps those of one"
+    del nodes["n3"]
+    peers = {name: peer for name, peer in peers.items() if name in nodes}
+    joined = {**nodes, "n6": PoolNode(1)}
+    peers["n6"] = peer_of(joined, "n6", None, peers)
+    orphan = next(name for name, peer in peers.items() if peer == "n3")
+    peers[orphan] = peer_of(joined, orphan, "n3", peers)
+    assert sorted(map(str, peers.values())) == sorted(joined), "whose peer is lost takes a free one"

@@ -112,8 +112,8 @@ def peer_of(
     others = [a for a in (*[*nodes][at:], *nodes) if a != address and not nodes[a].leaving]
     bonds = set(nodes[address].prospect.bonds)
     apart = [a for a in others if not bonds & set(nodes[a].prospect.bonds)]
-    kept = Counter(peers.values())
-    return min(apart or others, key=lambda other: kept[other], default=None)
+    uses = Counter(peers.values())
+    return min(apart or others, key=lambda other: uses[other], default=None)
 
 
 class Proxy:

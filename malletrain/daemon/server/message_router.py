@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from malletrain.daemon.api.operations import Api, TransactionFailed
+from malletrain.daemon.api.operation_context import TransactionFailed
+from malletrain.daemon.api.operations import Api
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers

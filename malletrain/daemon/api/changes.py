@@ -7,7 +7,7 @@ takes effect. :mod:`malletrain.core` decides what a change does to the plan.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -20,7 +20,7 @@ from malletrain.core.goals import OwnerGoals
 from malletrain.core.operator_restrictions import EVERY_NODE, Restriction
 from malletrain.daemon.api.job_dependencies import outcome
 from malletrain.daemon.api.job_views import JobViews
-from malletrain.daemon.api.operation_context import OperationContext
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.api.reload import Reload, sentence
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
@@ -59,7 +59,7 @@ class JobChanges:
         self._state, self._context = context.state, context
         self._jobs = jobs
         self._views = views
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "weigh": self._weigh,
             "extend": self._extend,
             "link": self._link,
@@ -196,9 +196,6 @@ def _sentence(goals: OwnerGoals) -> str:
 
 def _utc(moment: float) -> str:
     return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
-Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 
 class OperatorActions:

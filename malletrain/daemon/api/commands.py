@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from malletrain.daemon.api.operation_context import OperationContext
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.jobs.admission import RequestRefused, number, text, whole
 from malletrain.daemon.jobs.repository import ActiveJob
@@ -45,7 +45,7 @@ class CommandOperations:
     def __init__(self, context: OperationContext, commands: RelayedCommands) -> None:
         self._state, self._context = context.state, context
         self._commands = commands
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "command-start": self._start,
             "command-output": self._output,
             "command-input": self._input,

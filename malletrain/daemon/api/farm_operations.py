@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from malletrain.core.farm_curve import farm_curve
 from malletrain.core.task_history import TaskCounts, TaskHistory
 from malletrain.core.task_queue import TaskState
 from malletrain.daemon.api.job_dependencies import JobDependencies
-from malletrain.daemon.api.operation_context import OperationContext
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
@@ -152,7 +152,7 @@ class FarmOperations:
         self._arriving = arriving
         self._histories: dict[str, TaskHistory] = {}
         """Farm that has ended → its history, for those that were read from the store last."""
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "add_tasks": self._add_tasks,
             "tasks": self._tasks,
             "task_history": self._task_history,

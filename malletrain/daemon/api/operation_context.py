@@ -5,7 +5,7 @@ Decides which job a name means, and that the owner of a job and operators may ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,9 @@ from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text
 from malletrain.store.records import JobRow
+
+Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""(user, parameters of the request) → the data of the answer."""
 
 
 class TransactionFailed(Exception):

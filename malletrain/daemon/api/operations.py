@@ -11,7 +11,7 @@ differ: see :mod:`malletrain.daemon.site.handler_failures`.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
-from malletrain.daemon.api.operation_context import OperationContext
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.api.reload import Reload
 from malletrain.daemon.api.service_operations import ServiceOperations
 from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
@@ -90,9 +90,7 @@ MAX_WATCHED_JOBS = 10_000
 _NOTHING_HEARD = -1
 
 
-def news_operations(
-    state: SiteState, boot: str
-) -> dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]]:
+def news_operations(state: SiteState, boot: str) -> dict[str, Operation]:
     """Return name → operation of clients. ``boot``: id of this start of the daemon."""
 
     async def news(user: str, params: Mapping[str, Any]) -> NewsView:
@@ -199,7 +197,7 @@ class Api:
         self.handler_failures = handler_failures
         self._users_problems = users_problems
         self.began = state.clock.now()
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "submit": self._submit,
             "cancel": self._cancel,
             "jobs": self._jobs,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +17,7 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.core.node_values import with_next_nodes
-from malletrain.daemon.api.operation_context import OperationContext
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.jobs.admission import RequestRefused, number, text, valued
 from malletrain.daemon.jobs.repository import decode_spec
@@ -43,7 +43,7 @@ class ServiceOperations:
     def __init__(self, context: OperationContext, values: ServiceValues) -> None:
         self._state, self._context = context.state, context
         self._values = values
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "members": self._members,
             "worth": self._worth,
         }

@@ -2,6 +2,9 @@
 
 Pure. Slurm prints such lists; messages and commands of all schedulers use them too. A name that
 does not have this form is left unchanged.
+
+ClusterShell's NodeSet is a set: it sorts the names, and reads "@" and "!" as groups and operations.
+Here lists keep their order, and such a text is a name.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from malletrain.api.following import AGAIN_S, ENDED
@@ -102,12 +101,7 @@ class MapResults(Iterator[R], Generic[R]):
     def __enter__(self) -> MapResults[R]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._pending:
             self.cancel()
 

@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
@@ -48,12 +47,7 @@ class ProgressLine:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._bar.stop()
         sys.stderr.flush()
 

@@ -14,7 +14,6 @@ import termios
 import threading
 import tty
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
@@ -58,12 +57,7 @@ class Keys:
             tty.setcbreak(self._fd)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._fd is not None and self._before is not None:
             termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)  # type: ignore[arg-type]
 

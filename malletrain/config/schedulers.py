@@ -7,9 +7,9 @@ do.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import (
@@ -141,6 +141,11 @@ def check_plain(value: list[SlotSection]) -> list[SlotSection]:
     return value
 
 
+SLOTS = "Kinds of slots; none: leases are whole nodes."
+PlainSlots = Annotated[list[SlotSection], AfterValidator(check_plain)]
+"""Kinds of slots of a scheduler that is not Slurm."""
+
+
 class SchedulerTable(Section):
     """Base of the tables of one kind of main scheduler."""
 
@@ -203,14 +208,7 @@ class LocalScheduler(SchedulerTable):
     )
     node_cpus: int = key(8, ge=1, le=4096, description="Processors of a virtual node, for slots.")
     node_memory: Size = key("16 GiB", description="Memory of a virtual node, for slots.")
-    slots: list[SlotSection] = Field(
-        default_factory=list, description="Kinds of slots; none: leases are whole nodes."
-    )
-
-    @field_validator("slots")
-    @classmethod
-    def _check_slots(cls, value: list[SlotSection]) -> list[SlotSection]:
-        return check_plain(value)
+    slots: PlainSlots = Field(default_factory=list, description=SLOTS)
 
 
 class BatchScheduler(SchedulerTable):
@@ -463,9 +461,7 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
         description="Ask Slurm through its commands or through pyslurm; auto: pyslurm where it "
         "can be imported and is of Slurm's version.",
     )
-    slots: list[SlotSection] = Field(
-        default_factory=list, description="Kinds of slots; none: leases are whole nodes."
-    )
+    slots: list[SlotSection] = Field(default_factory=list, description=SLOTS)
 
     @field_validator("slots")
     @classmethod
@@ -535,14 +531,7 @@ class PbsScheduler(BatchScheduler, PbsLease):
         description="Ask PBS through its commands or through its Python bindings (pbs_ifl); "
         "auto: the bindings where they can be imported.",
     )
-    slots: list[SlotSection] = Field(
-        default_factory=list, description="Kinds of slots; none: leases are whole nodes."
-    )
-
-    @field_validator("slots")
-    @classmethod
-    def _check_slots(cls, value: list[SlotSection]) -> list[SlotSection]:
-        return check_plain(value)
+    slots: PlainSlots = Field(default_factory=list, description=SLOTS)
 
 
 class SchedulerSection(Section):

@@ -2,7 +2,8 @@
 
 Decides which line a key is on and how much of a file with syntax errors can still be read. It knows
 no key by name. ``tomllib`` (``tomli`` on Python 3.10) does all parsing of TOML. To find the lines
-of keys, it parses one statement at a time.
+of keys, it parses one statement at a time. tomlkit knows no lines of keys, and reads nothing of a
+file with a syntax error.
 """
 
 from __future__ import annotations

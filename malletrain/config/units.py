@@ -2,7 +2,7 @@
 
 Decides which units exist and how a quantity looks on the screen. A plain number is refused if a
 unit is needed, because one reader takes "30" in a configuration file for minutes and another for
-seconds.
+seconds. (pydantic's ByteSize takes "30", and "10%" for 10 bytes.)
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -67,12 +66,7 @@ class RemoteKeeper:
     def __enter__(self) -> RemoteKeeper:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._close()
 
     def _close(self) -> None:

@@ -2,8 +2,9 @@
 whose ``type`` names the message.
 
 Decoding checks size, version, type and every field. An invalid message raises :class:`WireError`,
-whose text is sent back to the sender. Only an agent accepts fields that it does not know, because
-the daemon may be newer than the agent.
+whose text is sent back to the sender. Only an agent accepts fields that it does not know
+(:func:`known_fields`): the daemon may be of a newer version than an agent that has a job (see the
+FAQ, "How do I upgrade"). The daemon refuses messages with unknown fields.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
-from malletrain.protocol.known_fields import known_fields
 from malletrain.protocol.messages import AnyMessage, Message, Request
 
 PROTOCOL = b"MT1"
@@ -118,6 +118,55 @@ def decode(
 @lru_cache(maxsize=1)
 def _message_types() -> msgspec.inspect.Type:
     return msgspec.inspect.type_info(AnyMessage)
+
+
+def known_fields(data: Any, kind: msgspec.inspect.Type) -> Any:
+    """Return ``data`` without the fields of structs that ``kind`` does not have. Fixed-length
+    tuples, keys and types with metadata are not searched: no message has a struct in one.
+
+    Args:
+        data: a message, or a part of one, as msgpack decodes it without a type.
+        kind: its type. Where ``data`` does not have this type, it is returned unchanged.
+    """
+    if isinstance(kind, msgspec.inspect.UnionType):
+        kind = _of_union(data, kind)
+    if isinstance(kind, msgspec.inspect.StructType) and isinstance(data, dict):
+        types = {field.encode_name: field.type for field in kind.fields}
+        return {
+            name: known_fields(value, types[name]) if name in types else value
+            for name, value in data.items()
+            if name in types or name == kind.tag_field
+        }
+    if isinstance(kind, msgspec.inspect.StructType) and isinstance(data, list):
+        fields = zip(data, kind.fields, strict=False)  # array_like: fields are in order
+        return [known_fields(value, field.type) for value, field in fields]
+    if isinstance(kind, msgspec.inspect.DictType) and isinstance(data, dict):
+        return {name: known_fields(value, kind.value_type) for name, value in data.items()}
+    if isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.VarTupleType) and isinstance(
+        data, list
+    ):
+        return [known_fields(value, kind.item_type) for value in data]
+    return data
+
+
+def _of_union(data: Any, union: msgspec.inspect.UnionType) -> msgspec.inspect.Type:
+    """Return the member of a union to which ``data`` belongs; the union itself if it belongs to
+    none that has fields.
+    """
+    for kind in union.types:
+        if isinstance(kind, msgspec.inspect.StructType) and kind.tag is not None:
+            fits = isinstance(data, dict) and data.get(kind.tag_field or "") == kind.tag
+        elif isinstance(kind, msgspec.inspect.StructType):
+            fits = isinstance(data, list if kind.array_like else dict)
+        elif isinstance(kind, msgspec.inspect.DictType):
+            fits = isinstance(data, dict)
+        else:
+            fits = isinstance(
+                kind, msgspec.inspect.ListType | msgspec.inspect.VarTupleType
+            ) and isinstance(data, list)
+        if fits:
+            return kind
+    return union
 
 
 def _short(error: Exception) -> str:

@@ -99,10 +99,6 @@ class Holdings:
         self.phases.pop(node, None)
         return [SendAssign(node)]
 
-    def doubt(self, node: str, over: bool) -> None:
-        """Start or end the doubt whether the workers on ``node`` failed by themselves."""
-        (self.doubted.discard if over else self.doubted.add)(node)
-
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """Ask ``nodes`` to release the job, unless they were asked already."""
         actions: list[Action] = []
@@ -127,6 +123,34 @@ class Holdings:
         self.givers = tuple(n for n in self.givers if n != node)
         self.doubted.discard(node)
         self.phases.pop(node, None)
+
+
+class NodeHolder:
+    """The reports on a node that every mode notes alike, in whatever stage."""
+
+    holdings: Holdings
+
+    def unreachable(self, node: str) -> None:
+        """Note that the agent on ``node`` cannot be reached. It may be lost with its process, and
+        failures of its peers may come from that.
+        """
+        self.holdings.unreachable.add(node)
+
+    def reachable(self, node: str) -> None:
+        """Note that the agent on ``node`` can be reached again."""
+        self.holdings.unreachable.discard(node)
+
+    def occupied(self, node: str) -> None:
+        """Note that another job is still leaving ``node``."""
+        self.holdings.occupied.add(node)
+
+    def doubt(self, node: str, over: bool) -> list[Action]:
+        """Hold back a failure on ``node`` that the node may have caused; ``over``: the node did not
+        cause it.
+        """
+        doubted = self.holdings.doubted
+        (doubted.discard if over else doubted.add)(node)
+        return []
 
 
 @dataclass

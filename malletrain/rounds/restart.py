@@ -25,7 +25,7 @@ from malletrain.rounds.actions import (
     WorkersRunning,
 )
 from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
-from malletrain.rounds.holdings import Holdings, ScriptEnds
+from malletrain.rounds.holdings import Holdings, NodeHolder, ScriptEnds
 from malletrain.rounds.interface import RoundSettings, RoundStage, View
 from malletrain.rounds.table import Occurrence, RoundEvent, RoundMachine, Table
 from malletrain.rounds.transitions import RESTART_TABLE
@@ -34,7 +34,7 @@ IDLE, WARMING, DRAINING, FORMING, RUNNING, FINISHING, COMPLETED = RoundStage
 
 
 @dataclass
-class RestartRounds(RoundMachine):
+class RestartRounds(RoundMachine, NodeHolder):
     """The rescales of one job. Every method returns the actions to carry out, in order; see
     :class:`malletrain.rounds.interface.Rounds`.
     """
@@ -176,27 +176,6 @@ class RestartRounds(RoundMachine):
             if self.stage is WARMING and self.deadline is not None and survivors_suffice:
                 self.deadline = min(self.deadline or now, now + self.settings.warmup_blocking_s)
         return self.handle(Occurrence(RoundEvent.LOST, now, node))
-
-    def unreachable(self, node: str) -> None:
-        """Note that the agent on ``node`` cannot be reached. Failures of its peers may come from
-        its loss.
-        """
-        self.holdings.unreachable.add(node)
-
-    def reachable(self, node: str) -> None:
-        """Note that the agent on ``node`` can be reached again."""
-        self.holdings.unreachable.discard(node)
-
-    def occupied(self, node: str) -> None:
-        """Note that another job is still leaving ``node``."""
-        self.holdings.occupied.add(node)
-
-    def doubt(self, node: str, over: bool) -> list[Action]:
-        """Hold back a failure on ``node`` that the node may have caused; ``over``: the node did not
-        cause it.
-        """
-        self.holdings.doubt(node, over)
-        return []
 
     # --- time ---
 

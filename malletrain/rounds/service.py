@@ -32,12 +32,12 @@ from malletrain.rounds.actions import (
     ViewMember,
     WorkersDone,
 )
-from malletrain.rounds.holdings import Holdings
+from malletrain.rounds.holdings import Holdings, NodeHolder
 from malletrain.rounds.interface import RoundSettings, RoundStage, View
 
 
 @dataclass
-class ServiceRounds:
+class ServiceRounds(NodeHolder):
     """The views of one service."""
 
     settings: RoundSettings = field(default_factory=RoundSettings)
@@ -172,25 +172,6 @@ class ServiceRounds:
         self.target = tuple(n for n in self.target if n != node)
         self._remove(node)
         return self._announce() + self._settled()
-
-    def unreachable(self, node: str) -> None:
-        """Note that the agent on ``node`` cannot be reached. It may be lost with its process."""
-        self.holdings.unreachable.add(node)
-
-    def reachable(self, node: str) -> None:
-        """Note that the agent on ``node`` can be reached again."""
-        self.holdings.unreachable.discard(node)
-
-    def occupied(self, node: str) -> None:
-        """Note that another job is still leaving ``node``."""
-        self.holdings.occupied.add(node)
-
-    def doubt(self, node: str, over: bool) -> list[Action]:
-        """Hold back a failure on ``node`` that the node may have caused; ``over``: the node did not
-        cause it.
-        """
-        self.holdings.doubt(node, over)
-        return []
 
     # --- time ---
 

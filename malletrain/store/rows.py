@@ -1,7 +1,8 @@
 """Encodes frozen dataclasses as rows of tables, and decodes them.
 
 Decides which columns are JSON, and how invalid text is stored. :mod:`malletrain.store.schema` has
-the tables, :mod:`malletrain.store.records` the dataclasses.
+the tables, :mod:`malletrain.store.records` the dataclasses. (A class that SQLAlchemy maps cannot be
+frozen, and belongs to a session.)
 """
 
 from __future__ import annotations

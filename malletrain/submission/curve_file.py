@@ -20,6 +20,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from malletrain.protocol.bounds import MAX_NODES, MAX_WORTH_SIZES
 from malletrain.submission.error import SpecError
@@ -41,41 +42,80 @@ VALUE_HELP = (
 )
 
 
+CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
+
+Points = list[tuple[str, float, float]]
+"""(place in the file, nodes, number) of each size."""
+
+
+class _FileKind(NamedTuple):
+    """What the errors of one kind of file say."""
+
+    name: str
+    """Name of the file."""
+    column: str
+    """Second column of a CSV file."""
+    accepted: str
+    """Accepted forms."""
+    number: str
+    """What a number is, after "is not"."""
+
+
+_VALUES = _FileKind("value file", "value", VALUE_HELP, "a value; it is a finite number, 0 or more")
+_CURVE = _FileKind(
+    "scaling curve",
+    "samples_per_s",
+    CURVE_HELP,
+    "a throughput; it is a number of samples/s, 0 or more",
+)
+
+
 def read_value(path: Path) -> dict[str, float]:
     """Return nodes (as text) → value, sorted by nodes. Raises SpecError with the problem and its
     place."""
+    text = _read(path, _VALUES)
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    points = _from_toml(text, path) if first.startswith("[") else _from_csv(text, path, _VALUES)
+    return _by_size(points, path, _VALUES)
+
+
+def read_curve(path: Path) -> dict[str, float]:
+    """Return the scaling curve in a file (CSV or JSON): nodes as text → samples/s, sorted by
+    nodes. Raises SpecError."""
+    text = _read(path, _CURVE)
+    is_json = text.lstrip()[:1] in ("{", "[")
+    points = _from_json(text, path) if is_json else _from_csv(text, path, _CURVE)
+    return _by_size(points, path, _CURVE)
+
+
+def _read(path: Path, kind: _FileKind) -> str:
     try:
-        text = path.read_text("utf-8-sig")
+        return path.read_text("utf-8-sig")
     except OSError as error:
-        raise SpecError(f"The value file {path} cannot be read: {error.strerror}.") from None
+        raise SpecError(f"The {kind.name} {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise SpecError(
-            f"The value file {path} is not a text file; accepted is {VALUE_HELP}."
+            f"The {kind.name} {path} is not a text file; accepted is {kind.accepted}."
         ) from None
-    first = next(
-        (
-            line.strip()
-            for line in text.splitlines()
-            if line.strip() and not line.lstrip().startswith("#")
-        ),
-        "",
-    )
-    points = _from_toml(text, path) if first.startswith("[") else _values_from_csv(text, path)
+
+
+def _by_size(points: Points, path: Path, kind: _FileKind) -> dict[str, float]:
     if not points:
-        raise SpecError(f"The value file {path} lists no size; accepted is {VALUE_HELP}.")
-    values: dict[int, float] = {}
-    for where, nodes, value in points:
+        raise SpecError(f"The {kind.name} {path} lists no size; accepted is {kind.accepted}.")
+    numbers: dict[int, float] = {}
+    for where, nodes, number in points:
         if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
             raise SpecError(
                 f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1 "
                 f"to {MAX_NODES:,}."
             )
-        if not math.isfinite(value) or value < 0:
-            raise SpecError(f"{where}: {value:g} is not a value; it is a finite number, 0 or more.")
-        if int(nodes) in values:
-            raise SpecError(f"{where}: {nodes:g} nodes are listed twice; name each size once.")
-        values[int(nodes)] = value
-    return {str(nodes): values[nodes] for nodes in sorted(values)}
+        if not math.isfinite(number) or number < 0:
+            raise SpecError(f"{where}: {number:g} is not {kind.number}.")
+        if int(nodes) in numbers:
+            raise SpecError(f"{where}: {nodes:g} nodes are named twice; name each size once.")
+        numbers[int(nodes)] = number
+    return {str(nodes): numbers[nodes] for nodes in sorted(numbers)}
 
 
 PAIRS_HELP = "numbers of nodes with their values, such as 4=40 8=100"
@@ -123,7 +163,7 @@ def span(value: Mapping[str, float]) -> str:
     return f"{min(useful or sizes)}:{max(sizes)}"
 
 
-def _values_from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
+def _from_csv(text: str, path: Path, kind: _FileKind) -> Points:
     try:
         rows = [
             (n, row)
@@ -132,28 +172,26 @@ def _values_from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
         ]
     except csv.Error as error:
         raise SpecError(
-            f"{path}: This is not valid CSV ({error}); accepted is {VALUE_HELP}."
+            f"{path}: This is not valid CSV ({error}); accepted is {kind.accepted}."
         ) from None
-    if not rows:
-        return []
-    if [c.strip().lower() for c in rows[0][1]] != ["nodes", "value"]:
+    if rows and [c.strip().lower() for c in rows[0][1]] != ["nodes", kind.column]:
         raise SpecError(
-            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {VALUE_HELP}.'
+            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {kind.accepted}.'
         )
     points = []
     for line, row in rows[1:]:
         try:
-            nodes, value = row
-            points.append((f"{path} line {line}", float(nodes), float(value)))
+            nodes, number = row
+            points.append((f"{path} line {line}", float(nodes), float(number)))
         except ValueError:
             raise SpecError(
                 f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is '
-                f"{VALUE_HELP}."
+                f"{kind.accepted}."
             ) from None
     return points
 
 
-def _from_toml(text: str, path: Path) -> list[tuple[str, float, float]]:
+def _from_toml(text: str, path: Path) -> Points:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -181,71 +219,7 @@ def _from_toml(text: str, path: Path) -> list[tuple[str, float, float]]:
     return points
 
 
-CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
-
-
-def read_curve(path: Path) -> dict[str, float]:
-    """Return the scaling curve in a file (CSV or JSON): nodes as text → samples/s, sorted by
-    nodes. Raises SpecError."""
-    try:
-        text = path.read_text("utf-8-sig")
-    except OSError as error:
-        raise SpecError(f"The scaling curve {path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise SpecError(
-            f"The scaling curve {path} is not a text file; accepted is {CURVE_HELP}."
-        ) from None
-    points = _from_json(text, path) if text.lstrip()[:1] in ("{", "[") else _from_csv(text, path)
-    if not points:
-        raise SpecError(f"{path}: The scaling curve has no points; accepted is {CURVE_HELP}.")
-    rates: dict[int, float] = {}
-    for where, nodes, rate in points:
-        if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
-            raise SpecError(
-                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1 "
-                f"to {MAX_NODES:,}."
-            )
-        if not math.isfinite(rate) or rate < 0:
-            raise SpecError(
-                f"{where}: {rate:g} is not a throughput; it is a number of samples/s, 0 or more."
-            )
-        if int(nodes) in rates:
-            raise SpecError(f"{where}: {nodes:g} nodes are named twice; name each size once.")
-        rates[int(nodes)] = rate
-    return {str(nodes): rates[nodes] for nodes in sorted(rates)}
-
-
-def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
-    try:
-        rows = [
-            (n, row)
-            for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
-            if row and not row[0].startswith("#")
-        ]
-    except csv.Error as error:
-        raise SpecError(
-            f"{path}: This is not valid CSV ({error}); accepted is {CURVE_HELP}."
-        ) from None
-    if rows and [c.strip().lower() for c in rows[0][1]] == ["nodes", "samples_per_s"]:
-        rows = rows[1:]
-    elif rows:
-        raise SpecError(
-            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {CURVE_HELP}.'
-        )
-    points = []
-    for line, row in rows:
-        try:
-            nodes, rate = row
-            points.append((f"{path} line {line}", float(nodes), float(rate)))
-        except ValueError:
-            raise SpecError(
-                f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is '
-                f"{CURVE_HELP}."
-            ) from None
-    return points
-
-
-def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
+def _from_json(text: str, path: Path) -> Points:
     try:
         pairs = json.loads(text, object_pairs_hook=list)  # keeps sizes that are named twice
     except (ValueError, RecursionError) as error:

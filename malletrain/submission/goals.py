@@ -6,7 +6,8 @@ Decides what such a text means. The daemon decides whether a deadline can be met
 :func:`parse_day_time` reads a day and a time of day: ``18:00``, ``friday 18:00``, ``tomorrow
 08:00``, ``friday``. Such a text means the next such time in the user's local time zone. A day
 without a time means its beginning, like a date. A text that is ambiguous, or names a time that does
-not exist on that day, is refused with a sentence.
+not exist on that day, is refused with a sentence. (dateparser takes "friday" for the last one and
+"5" for a day; dateutil takes "5" for a day, and does not know "in 6 h".)
 """
 
 from __future__ import annotations

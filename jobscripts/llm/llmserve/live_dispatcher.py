@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from llmserve.answers import AnswerPart, AnswerResult, AnswerStream
@@ -148,12 +147,7 @@ class LiveDispatcher:
     async def __aenter__(self) -> LiveDispatcher:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Cancel what has not ended, and close all connections."""
         for name in list(self._answers):
             self._cancel(name)

@@ -20,7 +20,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from llmserve.credentials import bearer_token
 from llmserve.engine_cache import cache_tokens
@@ -150,12 +149,7 @@ class ReplicaProcess:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._change(LifeEvent.END)
         await self._close()
 

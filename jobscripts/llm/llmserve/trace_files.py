@@ -15,7 +15,7 @@ import csv
 import json
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, TextIO
 
@@ -78,14 +78,6 @@ class TraceWriter:
             if request.blocks and request.block_tokens == MOONCAKE_BLOCK:
                 row["hash_ids"] = [self._number(block) for block in request.blocks]
             self._file.write(json.dumps(row) + "\n")
-
-    def write_all(self, requests: Iterable[TraceRequest]) -> int:
-        """Append requests; return their number."""
-        count = 0
-        for request in requests:
-            self.write(request)
-            count += 1
-        return count
 
     def _number(self, block: int) -> int:
         return self._numbers.setdefault(block, len(self._numbers))

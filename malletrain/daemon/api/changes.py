@@ -7,8 +7,7 @@ takes effect. :mod:`malletrain.core` decides what a change does to the plan.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -21,6 +20,7 @@ from malletrain.core.goals import OwnerGoals
 from malletrain.core.operator_restrictions import EVERY_NODE, Restriction
 from malletrain.daemon.api.job_dependencies import outcome
 from malletrain.daemon.api.job_views import JobViews
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.api.reload import Reload, sentence
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
@@ -50,28 +50,16 @@ class JobChanges:
     """Operations on one unfinished job.
 
     Args:
-        state: the daemon's state.
+        context: finds jobs, and opens transactions.
         jobs: changes unfinished jobs.
         views: creates the answers.
-        find: returns the job that a user means by a name or id; arguments: name, user. Raises
-            RequestRefused.
-        transaction: opens a transaction as the API does.
     """
 
-    def __init__(
-        self,
-        state: SiteState,
-        jobs: UnfinishedJobs,
-        views: JobViews,
-        find: Callable[[str, str], JobRow],
-        transaction: Callable[[], AbstractContextManager[float]],
-    ) -> None:
-        self._state = state
+    def __init__(self, context: OperationContext, jobs: UnfinishedJobs, views: JobViews) -> None:
+        self._state, self._context = context.state, context
         self._jobs = jobs
         self._views = views
-        self._find = find
-        self._transaction = transaction
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "weigh": self._weigh,
             "extend": self._extend,
             "link": self._link,
@@ -79,21 +67,21 @@ class JobChanges:
 
     async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
         """Change the weight of an unfinished job."""
-        row = self._find_managed(user, params, "weigh")
+        row = self._context.managed(user, params, "weigh it")
         if row.id not in self._state.runs:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         spec = weighed(decode_spec(row.spec), params.get("weight"))
-        with self._transaction():
+        with self._context.transaction():
             self._jobs.reweigh(row.id, spec)
         return self._views.view(user, self._state.store.get_job(row.id) or row, spec)
 
     async def _extend(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
-        row = self._find_managed(user, params, "extend")
+        row = self._context.managed(user, params, "extend it")
         if JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         changes = msgspec.convert(params["changes"], dict[str, float | None])
         new_goals, stated = extended(self._state, row, changes)
-        with self._transaction():
+        with self._context.transaction():
             self._state.audit.record(
                 EventKind.JOB_EXTENDED,
                 _sentence(new_goals),
@@ -108,7 +96,7 @@ class JobChanges:
     async def _link(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Give an unfinished job a link, or remove one."""
         name, url = text(params, "name"), text(params, "url")
-        row = self._find_managed(user, params, "change the links of")
+        row = self._context.managed(user, params, "change the links of it")
         run = self._state.runs.get(row.id)
         if JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
@@ -118,19 +106,10 @@ class JobChanges:
             )
         spec = linked(run.spec, name, url)
         if spec.links != run.spec.links:
-            with self._transaction():
+            with self._context.transaction():
                 self._jobs.relink(row.id, spec)
         ending = f"links to {url}" if url else "has no link of this name"
         return {"sentence": f"Job {row.id} ({row.name}): {name} {ending}."}
-
-    def _find_managed(self, user: str, params: Mapping[str, Any], operation: str) -> JobRow:
-        row = self._find(text(params, "job"), user)
-        if not self._state.accounts.may_manage(user, row.owner):
-            raise RequestRefused(
-                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can "
-                f"{operation} it."
-            )
-        return row
 
 
 def arrays_of(jobs: Iterable[tuple[str, JobSpec]]) -> dict[tuple[str, int], list[str]]:
@@ -219,34 +198,25 @@ def _utc(moment: float) -> str:
     return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
-Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-
-
 class OperatorActions:
     """The operations by which users change running jobs and leases.
 
     Args:
-        state: the daemon's state.
+        context: finds jobs, and opens transactions.
         jobs: changes unfinished jobs.
         leases: requests leases from the main scheduler.
-        find: returns the job that a user means by a name or id; arguments: name, user. Raises
-            RequestRefused.
-        transaction: opens a transaction as the API does.
         reload: reloads the configuration.
     """
 
     def __init__(
         self,
-        state: SiteState,
+        context: OperationContext,
         jobs: UnfinishedJobs,
         leases: LeaseReconciler,
-        find: Callable[[str, str], JobRow],
-        transaction: Callable[[], AbstractContextManager[float]],
         reload: Reload,
     ) -> None:
-        self._state, self._jobs = state, jobs
-        self._leases, self._find, self._transaction = leases, find, transaction
-        self._reloader = reload
+        self._state, self._context = context.state, context
+        self._jobs, self._leases, self._reloader = jobs, leases, reload
         self.operations: dict[str, Operation] = {
             "scale": self._scale,
             "pause": self._pause,
@@ -258,12 +228,7 @@ class OperatorActions:
 
     async def _scale(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Change the limits of a job's scale."""
-        state, row = self._state, self._find(text(params, "job"), user)
-        if not state.accounts.may_manage(user, row.owner):
-            raise RequestRefused(
-                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can change "
-                "its limits."
-            )
+        state, row = self._state, self._context.managed(user, params, "change its limits")
         run = state.runs.get(row.id)
         if run is None or JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
@@ -296,7 +261,7 @@ class OperatorActions:
             raise RequestRefused(problem, "usage")
         before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
         sentence = f"Job {row.id} ({row.name}) may use {low}:{high} nodes, not {before}."
-        with self._transaction():
+        with self._context.transaction():
             state.audit.record(
                 EventKind.JOB_LIMITED, sentence, job=row.id, min_nodes=low, max_nodes=high, by=user
             )
@@ -312,7 +277,7 @@ class OperatorActions:
         sentence = "Nothing new is leased until 'malletrain resume'. " + (
             _release_sentence(len(leased)) if release else "What is held stays."
         )
-        with self._transaction():
+        with self._context.transaction():
             restrictions = self._leases.restrictions.now.pausing(hold)
             self._state.audit.record(
                 EventKind.LEASING_PAUSED, f"{sentence} By {user}.", by=user, release=release
@@ -340,7 +305,7 @@ class OperatorActions:
             sentence = f"The pause {word}.{f' Still so: {remaining}' if remaining else ''}"
         if after == before and not sick:
             raise RequestRefused(sentence)
-        with self._transaction():
+        with self._context.transaction():
             for node in sick:
                 self._state.sick.forget(node)
             if not nodes:
@@ -357,7 +322,7 @@ class OperatorActions:
         leased = [node for node in self._leased_nodes() if EVERY_NODE in nodes or node in nodes]
         restrictions = self._leases.restrictions.now.draining(nodes, hold)
         sentence = restrictions.refusal(nodes[0])
-        with self._transaction():
+        with self._context.transaction():
             self._record(EventKind.NODE_DRAINED, nodes, sentence, user, until=hold.until)
             self._leases.restrict(restrictions, leased, sentence)
         return {"sentence": f"{_named(nodes)}: {sentence} {_release_sentence(len(leased))}"}
@@ -369,7 +334,7 @@ class OperatorActions:
             raise RequestRefused("Name the nodes to exclude; 'pause' is for all of them.", "usage")
         restrictions = self._leases.restrictions.now.excluding(nodes, hold)
         sentence = restrictions.refusal(nodes[0])
-        with self._transaction():
+        with self._context.transaction():
             self._record(EventKind.NODE_EXCLUDED, nodes, sentence, user)
             self._leases.restrict(restrictions, (), "")
         return {"sentence": f"{_named(nodes)}: {sentence} A lease that is held there stays."}
@@ -382,7 +347,7 @@ class OperatorActions:
         except ConfigError as error:
             self._reloader.failed(str(error), user)
             raise RequestRefused(f"Nothing has changed. {error}") from None
-        with self._transaction():
+        with self._context.transaction():
             changes_ = self._reloader.apply(config, user)
         return {"sentence": sentence(changes_), **changes_}
 

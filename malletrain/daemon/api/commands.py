@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.admission import RequestRefused, number, text, whole
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.nodes.commands import RelayedCommand, RelayedCommands
@@ -25,7 +24,6 @@ from malletrain.protocol import messages
 from malletrain.protocol.commands import MAX_ARGUMENTS_BYTES, MAX_CHUNK_BYTES, Terminal
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import CommandStarted, CommandView
-from malletrain.store.records import JobRow
 from scavenger.hostlist import named
 
 MAX_COMMANDS_PER_USER = 16
@@ -40,24 +38,14 @@ class CommandOperations:
     """The operations on commands.
 
     Args:
-        state: the daemon's state.
+        context: finds jobs, and opens transactions.
         commands: the running commands.
-        find: returns the job with a name or id, for a user.
-        transaction: opens a transaction.
     """
 
-    def __init__(
-        self,
-        state: SiteState,
-        commands: RelayedCommands,
-        find: Callable[[str, str], JobRow],
-        transaction: Callable[[], AbstractContextManager[float]],
-    ) -> None:
-        self._state = state
+    def __init__(self, context: OperationContext, commands: RelayedCommands) -> None:
+        self._state, self._context = context.state, context
         self._commands = commands
-        self._find = find
-        self._transaction = transaction
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "command-start": self._start,
             "command-output": self._output,
             "command-input": self._input,
@@ -71,7 +59,7 @@ class CommandOperations:
         terminal = msgspec.convert(params.get("terminal"), Terminal | None)
         if problem := argv_problem(argv):
             raise RequestRefused(problem, "usage")
-        row = self._find(text(params, "job"), user)
+        row = self._context.requested(user, params)
         if row.owner != user:
             raise RequestRefused(
                 f"Job {row.id} belongs to {row.owner}; only its owner can run a command on its "
@@ -88,7 +76,7 @@ class CommandOperations:
         rank = None if params.get("rank") is None else whole(params, "rank", 0, 0, MAX_RANK)
         agent = self._agent(run, text(params, "node", ""), rank)
         word = os.path.basename(argv[0])[:SHOWN_WORD]
-        with self._transaction():
+        with self._context.transaction():
             self._state.audit.record(
                 EventKind.COMMAND_RUN,
                 f"{user} runs '{word}'.",

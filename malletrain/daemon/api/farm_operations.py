@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from malletrain.core.farm_curve import farm_curve
 from malletrain.core.task_history import TaskCounts, TaskHistory
 from malletrain.core.task_queue import TaskState
 from malletrain.daemon.api.job_dependencies import JobDependencies
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
@@ -141,30 +141,18 @@ class FarmOperations:
     """The operations on the tasks of a farm.
 
     Args:
-        state: the daemon's state.
+        context: finds jobs, and opens transactions.
         farms: the unfinished farms.
         arriving: farms whose tasks are being added.
-        find: returns the job that a user means by a name or id; arguments: name, user. Raises
-            RequestRefused.
-        transaction: opens a transaction as the API does.
     """
 
-    def __init__(
-        self,
-        state: SiteState,
-        farms: Farms,
-        arriving: ArrivingFarms,
-        find: Callable[[str, str], JobRow],
-        transaction: Callable[[], AbstractContextManager[float]],
-    ) -> None:
-        self._state = state
+    def __init__(self, context: OperationContext, farms: Farms, arriving: ArrivingFarms) -> None:
+        self._state, self._context = context.state, context
         self._farms = farms
         self._arriving = arriving
-        self._find = find
-        self._transaction = transaction
         self._histories: dict[str, TaskHistory] = {}
         """Farm that has ended → its history, for those that were read from the store last."""
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "add_tasks": self._add_tasks,
             "tasks": self._tasks,
             "task_history": self._task_history,
@@ -182,7 +170,7 @@ class FarmOperations:
             return {"present": present}
         if not self._arriving.waits(row.id):
             raise RequestRefused(f"Job {row.id} is {row.state}; it takes no more tasks.")
-        with self._transaction() as now:
+        with self._context.transaction() as now:
             return {"present": self._arriving.add(row, first, rows, now)}
 
     async def _tasks(self, user: str, params: Mapping[str, Any]) -> TasksView:
@@ -293,15 +281,11 @@ class FarmOperations:
                 f"{farm.total - 1}.",
                 "usage",
             )
-        with self._transaction():
+        with self._context.transaction():
             return {"retried": self._farms.retry(run, numbers or None)}
 
     def _farm(self, user: str, params: Mapping[str, Any], what: str) -> tuple[JobRow, FarmSpec]:
-        row = self._find(text(params, "job"), user)
-        if not self._state.accounts.may_manage(user, row.owner):
-            raise RequestRefused(
-                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can {what}."
-            )
+        row = self._context.managed(user, params, what)
         farm = decode_spec(row.spec).farm
         if farm is None:
             raise RequestRefused(f"Job {row.id} is no farm; it has no tasks.")

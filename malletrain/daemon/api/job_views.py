@@ -212,21 +212,13 @@ def steps_view(record: Mapping[str, Any]) -> StepTimesView | None:
         record["step_s"],
         dict(record["shares"]),
         record["advice"],
-        tuple(_rank_view(RankTimes(*each)) for each in record["ranks"]),
+        msgspec.convert(
+            [RankTimes(*each) for each in record["ranks"]],
+            tuple[RankTimesView, ...],
+            from_attributes=True,
+        ),
         record.get("cause", ""),
         record.get("rank_count", len(record["ranks"])),
-    )
-
-
-def _rank_view(mean: RankTimes) -> RankTimesView:
-    return RankTimesView(
-        mean.rank,
-        mean.node,
-        mean.step_s,
-        mean.data_s,
-        mean.exchange_s,
-        mean.snapshot_s,
-        mean.computing_s,
     )
 
 
@@ -400,19 +392,7 @@ class JobViews:
                 RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds, steps_view(o.step_times))
                 for o in observations
             ),
-            tuple(
-                RescaleView(
-                    r.generation,
-                    r.kind,
-                    r.from_nodes,
-                    r.to_nodes,
-                    r.began,
-                    r.cost_s,
-                    dict(r.phases),
-                    r.ended,
-                )
-                for r in store.rescales(row.id)
-            ),
+            msgspec.convert(store.rescales(row.id), tuple[RescaleView, ...], from_attributes=True),
             row.notices,
             row.failure,
             self._profile(row, spec),

@@ -7,7 +7,7 @@ Decides how far ahead the forecast is shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from malletrain.core.forecast import nodes_ahead
 from malletrain.core.node_history import SPAN_S, NodeHistory
 from malletrain.daemon.api.job_views import of_class
+from malletrain.daemon.api.operation_context import Operation
 from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.leases.reconciler import LeaseReconciler
@@ -25,9 +26,7 @@ DAY = int(86400 / SPAN_S)
 """Number of spans in a day: the length of the past and of the forecast that are shown."""
 
 
-def forecast_operations(
-    state: SiteState,
-) -> dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]]:
+def forecast_operations(state: SiteState) -> dict[str, Operation]:
     """Return name → operation of clients."""
 
     async def forecast(user: str, params: Mapping[str, Any]) -> list[NodeForecastView]:

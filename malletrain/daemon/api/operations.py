@@ -4,16 +4,14 @@ Decides what an operation does, and when a client that waits for news of its job
 :mod:`malletrain.daemon.jobs.admission` decides which requests are valid,
 :mod:`malletrain.protocol.redaction` who sees what of a job. The command line renders the answers.
 
-A request that fails is answered with an error. After a failed transaction
-(:class:`TransactionFailed`) memory and store may differ: see
-:mod:`malletrain.daemon.site.handler_failures`.
+A request that fails is answered with an error. After a failed transaction memory and store may
+differ: see :mod:`malletrain.daemon.site.handler_failures`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +37,7 @@ from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.api.reload import Reload
 from malletrain.daemon.api.service_operations import ServiceOperations
 from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
@@ -91,9 +90,7 @@ MAX_WATCHED_JOBS = 10_000
 _NOTHING_HEARD = -1
 
 
-def news_operations(
-    state: SiteState, boot: str
-) -> dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]]:
+def news_operations(state: SiteState, boot: str) -> dict[str, Operation]:
     """Return name → operation of clients. ``boot``: id of this start of the daemon."""
 
     async def news(user: str, params: Mapping[str, Any]) -> NewsView:
@@ -148,10 +145,6 @@ MAX_TIME = 2**53
 """Maximum time or event number in a request."""
 
 
-class TransactionFailed(Exception):
-    """A transaction failed; see the cause."""
-
-
 class Api:
     """Answers the requests of clients.
 
@@ -193,6 +186,7 @@ class Api:
     ) -> None:
         self._state = state
         self._transactions = transactions
+        self._context = context = OperationContext(state, transactions)
         self.dependencies = dependencies
         self.arriving = arriving
         self.views = JobViews(state)
@@ -203,7 +197,7 @@ class Api:
         self.handler_failures = handler_failures
         self._users_problems = users_problems
         self.began = state.clock.now()
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "submit": self._submit,
             "cancel": self._cancel,
             "jobs": self._jobs,
@@ -214,15 +208,13 @@ class Api:
             "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
-            **JobChanges(state, jobs, self.views, self._find, self._transaction).operations,
-            **FarmOperations(state, farms, arriving, self._find, self._transaction).operations,
-            **ServiceOperations(state, values, self._find, self._transaction).operations,
-            **CommandOperations(state, commands, self._find, self._transaction).operations,
+            **JobChanges(context, jobs, self.views).operations,
+            **FarmOperations(context, farms, arriving).operations,
+            **ServiceOperations(context, values).operations,
+            **CommandOperations(context, commands).operations,
             **forecast_operations(state),
             **news_operations(state, boot),
-            **OperatorActions(
-                state, jobs, leases, self._find, self._transaction, reload
-            ).operations,
+            **OperatorActions(context, jobs, leases, reload).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -249,14 +241,6 @@ class Api:
                 error=f"The request '{request.op}' is malformed: {e}.",
                 code="usage",
             )
-
-    @contextmanager
-    def _transaction(self) -> Iterator[float]:
-        try:
-            with self._transactions.begin() as now:
-                yield now
-        except Exception as error:
-            raise TransactionFailed(str(error)) from error
 
     # --- jobs ---
 
@@ -288,9 +272,9 @@ class Api:
             raise RequestRefused(refusal)
         spec = with_site_software(spec, state.config.containers)
         spec = msgspec.structs.replace(
-            spec, after=dependencies(state, [self._find(name, user) for name in spec.after])
+            spec, after=dependencies(state, [self._context.find(name, user) for name in spec.after])
         )
-        with self._transaction() as now:
+        with self._context.transaction() as now:
             row = state.store.add_job(
                 JobRow(
                     state.store.new_job_id(),
@@ -327,22 +311,18 @@ class Api:
         why = why_cancelled(params)
         for name in self._with_arrays(names, user):
             try:
-                row = self._find(name, user)
+                row = self._context.find(name, user)
             except RequestRefused as e:
                 results.append({"job": name, "ok": False, "sentence": str(e)})
                 continue
-            if not self._state.accounts.may_manage(user, row.owner):
-                sentence = (
-                    f"Job {row.id} belongs to {row.owner}; only its owner or an operator "
-                    "can cancel it."
-                )
+            if sentence := self._context.unmanageable(user, row, "cancel it"):
                 results.append({"job": row.id, "ok": False, "sentence": sentence})
             elif JobState(row.state).ended:
                 sentence = f"Job {row.id} is {row.state} already."
                 results.append({"job": row.id, "ok": False, "sentence": sentence})
             else:
                 reason = cancelled(user, row.owner, why)
-                with self._transaction():
+                with self._context.transaction():
                     if self.arriving.waits(row.id):
                         self.arriving.cancel(row.id, reason)
                     elif self.dependencies.waits(row.id):
@@ -371,7 +351,7 @@ class Api:
         return fitting(views, unfinished)
 
     async def _job(self, user: str, params: Mapping[str, Any]) -> JobDetail:
-        return self.views.detail(user, self._find(text(params, "job"), user))
+        return self.views.detail(user, self._context.requested(user, params))
 
     def _with_arrays(self, names: Sequence[str], user: str) -> Iterator[str]:
         """Yield the names. A name of an array of ``user`` is replaced by the ids of the array's
@@ -389,19 +369,6 @@ class Api:
                 arrays = arrays_of((r.id, decode_spec(r.spec)) for r in rows if r.owner == user)
             yield from jobs_of_array(arrays, name) or (name,)
 
-    def _find(self, name: str, user: str) -> JobRow:
-        """Return the job with this name or id. Jobs of ``user`` come before those of others."""
-        all_rows = self._state.store.find_jobs(name)
-        rows = [row for row in all_rows if row.owner == user] or all_rows
-        if not rows:
-            raise RequestRefused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
-        if len({row.name for row in rows}) > 1:
-            raise RequestRefused(
-                f"'{name}' may mean {', '.join(f'{row.id} ({row.name})' for row in rows[:5])}; "
-                "name one of them."
-            )
-        return rows[-1]
-
     # --- the machine ---
 
     async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
@@ -412,7 +379,7 @@ class Api:
             whole(params, "since", 0, -MAX_TIME, MAX_TIME),
             whole(params, "limit", 100, 0, 1000),
         )
-        job = self._find(text(params, "job"), user).id if params.get("job") else None
+        job = self._context.requested(user, params).id if params.get("job") else None
         deadline = self._state.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while (
             not (events := self._state.audit.since(since, limit, job))
@@ -428,12 +395,7 @@ class Api:
         return slim([event if visible[event.job] else event_for_others(event) for event in events])
 
     async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
-        row = self._find(text(params, "job"), user)
-        if not self._state.accounts.may_manage(user, row.owner):
-            raise RequestRefused(
-                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read "
-                "its logs."
-            )
+        row = self._context.managed(user, params, "read its logs")
         ended = JobState(row.state).ended
         arriving = ended and self._state.agents.shipping(row.id)  # checked before the log is read
         limit = whole(params, "limit", 65536, 1024, 1024 * 1024)
@@ -448,12 +410,7 @@ class Api:
 
     async def _metrics(self, user: str, params: Mapping[str, Any]) -> list[SeriesView]:
         """Return the metrics that a job's script reported, over time."""
-        row = self._find(text(params, "job"), user)
-        if not self._state.accounts.may_manage(user, row.owner):
-            raise RequestRefused(
-                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can see its "
-                "metrics."
-            )
+        row = self._context.managed(user, params, "see its metrics")
         return series_views(
             self._state.store.series,
             row,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
@@ -18,8 +17,8 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.core.node_values import with_next_nodes
+from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.service_values import ServiceValues
-from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.admission import RequestRefused, number, text, valued
 from malletrain.daemon.jobs.repository import decode_spec
 from malletrain.protocol.bounds import MAX_NODES, MAX_WORTH_SIZES
@@ -37,31 +36,20 @@ class ServiceOperations:
     """The operations on services.
 
     Args:
-        state: the daemon's state.
+        context: finds jobs, and opens transactions.
         values: the values of nodes for services.
-        find: returns the job that a user means by a name or id; arguments: name, user. Raises
-            RequestRefused.
-        transaction: opens a transaction as the API does.
     """
 
-    def __init__(
-        self,
-        state: SiteState,
-        values: ServiceValues,
-        find: Callable[[str, str], JobRow],
-        transaction: Callable[[], AbstractContextManager[float]],
-    ) -> None:
-        self._state = state
+    def __init__(self, context: OperationContext, values: ServiceValues) -> None:
+        self._state, self._context = context.state, context
         self._values = values
-        self._find = find
-        self._transaction = transaction
-        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+        self.operations: dict[str, Operation] = {
             "members": self._members,
             "worth": self._worth,
         }
 
     async def _members(self, user: str, params: Mapping[str, Any]) -> MembersView:
-        row = self._find(text(params, "job"), user)
+        row = self._context.requested(user, params)
         if decode_spec(row.spec).mode != "service":
             raise RequestRefused(
                 f"Job {row.id} is no service; its workers are not members of anything."
@@ -115,7 +103,7 @@ class ServiceOperations:
 
     async def _worth(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Set what numbers of nodes are worth to a service."""
-        row = self._find(text(params, "job"), user)
+        row = self._context.requested(user, params)
         if row.owner != user:
             raise RequestRefused(
                 f"Job {row.id} belongs to {row.owner}; only its owner can say what nodes are worth "
@@ -144,7 +132,7 @@ class ServiceOperations:
                     f"after {expires_s:g} s.",
                     "usage",
                 )
-        with self._transaction():
+        with self._context.transaction():
             sentence = self._values.set(run, spec, expires_s, user)
         return {"sentence": f"Job {row.id} ({row.name}): {sentence}"}
 

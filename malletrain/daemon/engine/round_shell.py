@@ -141,7 +141,7 @@ class RoundShell:
                         run.row.members, action.members, self._clock.now(), lost=True
                     )
                 run.monitor.forming(action.generation, action.members, self._clock.now())
-                self._layouts.enter(run)
+                self._layouts.prepare_round(run)
                 self._repository.save(run, generation=action.generation, members=action.members)
                 self._audit.record(
                     EventKind.ROUND_FORMED,

@@ -185,7 +185,7 @@ class Layouts:
 
     # --- rounds ---
 
-    def enter(self, run: ActiveJob) -> None:
+    def prepare_round(self, run: ActiveJob) -> None:
         """Give the round that is about to be formed the layout that the job should have."""
         tuner = run.tuner
         if tuner is not None and tuner.must_change:

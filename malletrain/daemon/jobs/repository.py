@@ -329,34 +329,13 @@ class JobRepository:
         run.checkpointed_at = now
         self.save(run, last_progress=run.monitor.last_sample)
         if (observation := run.monitor.observation()) is not None:
-            row = ObservationRow(
-                run.row.id,
-                observation.nodes,
-                observation.batch,
-                observation.rate,
-                observation.spread,
-                observation.seconds,
-                observation.samples,
-                now,
-                step_times_record(run.steps.ranks(run.rounds.generation)),
-            )
+            step_times = step_times_record(run.steps.ranks(run.rounds.generation))
+            row = ObservationRow(run.row.id, **vars(observation), time=now, step_times=step_times)
             self._store.put_observation(row)
 
     def rescale(self, run: ActiveJob, r: RescaleRecord) -> None:
         """Store a finished rescale and its cost."""
-        self._store.put_rescale(
-            RescaleRow(
-                run.row.id,
-                r.generation,
-                r.kind,
-                r.from_nodes,
-                r.to_nodes,
-                r.began,
-                r.ended,
-                r.cost_s,
-                r.phases,
-            )
-        )
+        self._store.put_rescale(RescaleRow(run.row.id, **vars(r)))
         self._metrics.rescale(r.kind, r.cost_s)
         self._audit.record(
             EventKind.RESCALE_FINISHED,

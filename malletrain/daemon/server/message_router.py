@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from malletrain.daemon.api.operations import Api, TransactionFailed
+from malletrain.daemon.api.operation_context import TransactionFailed
+from malletrain.daemon.api.operations import Api
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
-from malletrain.daemon.server.sender_limits import Answering, LogLimits, Rates, TimedCall, Turn
+from malletrain.daemon.server.sender_limits import LogLimits, RequestLimits, TimedCall, Turn
 from malletrain.daemon.site.handler_failures import HandlerFailure, HandlerFailures
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.users import UsersError, login_payload
@@ -168,8 +169,8 @@ class MessageRouter:
         self._state = state
         self._transactions = transactions
         self._handler_failures = handler_failures
-        self._rates = Rates(state.config.daemon.request_rate, state.accounts.operates, monotonic)
-        self._answering = Answering()
+        rate = state.config.daemon.request_rate
+        self._request_limits = RequestLimits(rate, state.accounts.operates, monotonic)
         self._log_limits = LogLimits(monotonic)
         """The log lines that may be written now, by kind of sender."""
         self._agent_handlers = agent_handlers
@@ -295,7 +296,7 @@ class MessageRouter:
         if not isinstance(message, messages.Request):
             sentence = f"A client may not send {type(message).__name__}."
             self._state.outbox.answer(peer, messages.Error(sentence))
-        elif (turn := self._rates.next(user, size)) is not None:
+        elif (turn := self._request_limits.accept(user, size)) is not None:
             request = ClientRequest(peer, key, user, message)
             task = self._reply(peer, f"client:{user}", message, self._answer_in_turn(request, turn))
             if message.op in LONG_POLLS:
@@ -311,18 +312,15 @@ class MessageRouter:
             self._state.outbox.answer(peer, reply)
 
     async def _answer_in_turn(self, client: ClientRequest, turn: Turn) -> messages.Reply:
-        user, request, answer = client.user, client.request, None
+        answer = None
         try:
-            if turn.wait_s:
-                await asyncio.sleep(turn.wait_s)
-            if turn.taken_s:  # operators do not wait
-                await self._answering.turn(user, turn.taken_s)
+            await self._request_limits.begin(turn)
             if self._is_withdrawn(client):  # while it waited
-                return await self._login.answer(client.key, request)
-            answer = TimedCall(self._api.answer(user, request))
+                return await self._login.answer(client.key, client.request)
+            answer = TimedCall(self._api.answer(client.user, client.request))
             return await answer
         finally:
-            self._rates.took(user, turn, answer.seconds if answer is not None else 0.0)
+            self._request_limits.end(turn, answer.seconds if answer is not None else 0.0)
 
     def _unauthenticated(self, peer: bytes, key: str, message: Any) -> None:
         if isinstance(message, messages.Request):

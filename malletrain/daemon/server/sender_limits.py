@@ -10,14 +10,13 @@ Two queues serve their senders in rotation (:class:`FairQueue`):
   (zeromq/libzmq#3937). All senders share a number of bytes. A sender may use as much as is free:
   one alone uses a half, each of seven an eighth, and a new sender finds as much again (the dynamic
   thresholds of Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
-* :class:`Answering` holds requests that are due. In one round of the event loop, the answers that
-  begin take ROUND_S together, and the loop does other work in between. Without this limit all
+* :class:`RequestLimits` holds requests. Decides when a request of a user is due, and when too many
+  wait, from requests per second and processor time. A client that waits for each answer, as
+  ``malletrain`` does, is slowed down and never refused. The user who runs the daemon and its
+  operators do not wait. Of the requests that are due, the answers that begin in one round of the
+  event loop take ROUND_S together, and the loop does other work in between. Without this limit all
   requests that become due at one moment would be answered at once, and no message would be read
   meanwhile. A request does not wait if it is the only one.
-
-:class:`Rates` decides when a request of a user is due, and when too many wait, from requests per
-second and processor time. A client that waits for each answer, as ``malletrain`` does, is slowed
-down and never refused. The user who runs the daemon and its operators do not wait.
 
 :class:`LogLimits` bounds the lines that the log gets about messages that are not accepted.
 
@@ -234,47 +233,6 @@ answers.
 """
 
 
-class Answering:
-    """The queue of waiting requests of one daemon. Used from its loop."""
-
-    def __init__(self) -> None:
-        self._waiting: FairQueue[str, tuple[asyncio.Future[None], float]] = FairQueue()
-        self._remaining_s = ROUND_S
-        """Processor time that remains in this round of the loop, seconds."""
-        self._round_scheduled = False
-        """Whether the next round is scheduled."""
-
-    async def turn(self, user: str, usual_s: float) -> None:
-        """Wait for the turn of one request of ``user``. ``usual_s``: processor time that its answer
-        usually takes, seconds.
-        """
-        loop = asyncio.get_running_loop()
-        if self._remaining_s > 0.0 and not self._waiting:
-            self._begin(usual_s, loop)
-            return
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.put(user, (turn, usual_s))
-        self._schedule_round(loop)
-        await turn
-
-    def _begin(self, usual_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        self._remaining_s -= max(usual_s, MIN_COST_S)
-        self._schedule_round(loop)
-
-    def _schedule_round(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._round_scheduled:
-            self._round_scheduled = True
-            loop.call_soon(self._run_round, loop)
-
-    def _run_round(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._round_scheduled, self._remaining_s = False, ROUND_S
-        while self._waiting and self._remaining_s > 0.0:
-            turn, usual_s = self._waiting.take()
-            if not turn.done():  # else its client no longer waits
-                self._begin(usual_s, loop)
-                turn.set_result(None)
-
-
 MAX_WAITING = 200
 """Maximum number of waiting requests of one user; more are refused."""
 MAX_WAIT_S = 30.0
@@ -321,29 +279,42 @@ class _Account:
 class Turn:
     """The turn of one request."""
 
+    user: str
+    """User of the request."""
     wait_s: float
-    """Time to wait before the answer, seconds."""
-    taken_s: float
-    """Processor time charged in advance, seconds; see :meth:`Rates.took`."""
+    """Time until the request is due, seconds."""
+    expected_s: float
+    """Processor time that its answer usually takes, seconds, charged in advance. 0: the user does
+    not wait.
+    """
     size: int
     """Size of the request, bytes."""
 
 
-class Rates:
-    """The turns of all users. ``rate``: requests per second of one user. ``free``: whether a user
-    does not wait. ``now``: returns the time, seconds.
+class RequestLimits:
+    """The turns of the requests of all users. Used from the daemon's loop.
+
+    Args:
+        rate: requests per second of one user.
+        free: whether a user does not wait.
+        now: returns the time, seconds.
     """
 
     def __init__(self, rate: float, free: Callable[[str], bool], now: Callable[[], float]) -> None:
         self._rate, self._free, self._now = rate, free, now
         self._accounts: dict[str, _Account] = {}
+        self._due: FairQueue[str, tuple[asyncio.Future[None], float]] = FairQueue()
+        self._remaining_s = ROUND_S
+        """Processor time that remains in this round of the loop, seconds."""
+        self._round_scheduled = False
+        """Whether the next round is scheduled."""
 
-    def next(self, user: str, size: int = 0) -> Turn | None:
+    def accept(self, user: str, size: int = 0) -> Turn | None:
         """Return the turn of the next request of ``user``; None if too many wait already. ``size``:
         bytes of the request.
         """
         if self._free(user):
-            return Turn(0.0, 0.0, size)
+            return Turn(user, 0.0, 0.0, size)
         account = self._account(user)
         if account.turns.tokens <= 1.0 - MAX_WAITING:
             return None
@@ -353,24 +324,50 @@ class Rates:
             return None
         account.waiting_bytes += size
         wait_s = max(account.turns.spend(), account.processor_s.spend(account.usual_s))
-        return Turn(wait_s, account.usual_s, size)
+        return Turn(user, wait_s, account.usual_s, size)
 
-    def took(self, user: str, turn: Turn, seconds: float) -> None:
-        """Charge the processor time of an answer.
+    async def begin(self, turn: Turn) -> None:
+        """Wait until the answer to a request may begin."""
+        if turn.wait_s:
+            await asyncio.sleep(turn.wait_s)
+        if not turn.expected_s:
+            return
+        loop = asyncio.get_running_loop()
+        if self._remaining_s > 0.0 and not self._due:
+            self._spend(turn.expected_s, loop)
+            return
+        begins: asyncio.Future[None] = loop.create_future()
+        self._due.put(turn.user, (begins, turn.expected_s))
+        self._schedule_round(loop)
+        await begins
 
-        Args:
-            user: user of the request.
-            turn: turn of the request.
-            seconds: processor time of the answer.
-        """
-        account = self._account(user)
+    def end(self, turn: Turn, seconds: float) -> None:
+        """Charge an answer. ``seconds``: its processor time."""
+        account = self._account(turn.user)
         account.waiting_bytes = max(0, account.waiting_bytes - turn.size)
-        if self._free(user):
+        if self._free(turn.user):
             return
         most_s = MAX_PROCESSOR_FRACTION * MAX_DELAY_BY_ONE_S + max(0.0, account.processor_s.tokens)
-        account.processor_s.spend(min(seconds - turn.taken_s, most_s))
+        account.processor_s.spend(min(seconds - turn.expected_s, most_s))
         usual = account.usual_s + (seconds - account.usual_s) / 5.0
         account.usual_s = min(usual, MAX_EXPECTED_S)
+
+    def _spend(self, expected_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._remaining_s -= max(expected_s, MIN_COST_S)
+        self._schedule_round(loop)
+
+    def _schedule_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._round_scheduled:
+            self._round_scheduled = True
+            loop.call_soon(self._run_round, loop)
+
+    def _run_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._round_scheduled, self._remaining_s = False, ROUND_S
+        while self._due and self._remaining_s > 0.0:
+            begins, expected_s = self._due.take()
+            if not begins.done():  # else its client no longer waits
+                self._spend(expected_s, loop)
+                begins.set_result(None)
 
     def _account(self, user: str) -> _Account:
         account = self._accounts.pop(user, None) or _Account(

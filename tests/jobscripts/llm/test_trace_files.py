@@ -20,7 +20,9 @@ NUMBERED = [(0, 1), (2,), (0, 3)]
 def test_a_trace_is_read_again(tmp_path, form):
     path = tmp_path / "trace"
     with open(path, "w", newline="") as file:
-        assert TraceWriter(file, form).write_all(REQUESTS) == 3
+        writer = TraceWriter(file, form)
+        for request in REQUESTS:
+            writer.write(request)
     requests = read(path)
     assert [(r.time, r.prompt_tokens, r.output_tokens) for r in requests] == [
         (r.time, r.prompt_tokens, r.output_tokens) for r in REQUESTS
@@ -35,7 +37,7 @@ def test_columns_are_those_of_the_published_files():
     lines = {}
     for form in FORMS:
         file = io.StringIO()
-        TraceWriter(file, form).write_all(REQUESTS[1:2])
+        TraceWriter(file, form).write(REQUESTS[1])
         lines[form] = file.getvalue().splitlines()
     assert lines["azure"] == [
         "TIMESTAMP,ContextTokens,GeneratedTokens",

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from malletrain.client import ClientError, Connection
-from malletrain.daemon.server.sender_limits import Answering
+from malletrain.daemon.server.sender_limits import RequestLimits
 from malletrain.identity.keys import new_pair
 from tests.malletrain.daemon.forged import USERS, Imagined, RunningDaemon, until
 from tests.waiting import PATIENCE_S
@@ -67,12 +67,12 @@ def test_what_waits_for_its_turn_when_the_key_is_revoked_is_not_done(
 ):
     arrival, permission = threading.Event(), threading.Event()
 
-    async def turn(self, user, usual_s):
+    async def begin(self, turn):
         arrival.set()
         while not permission.is_set():  # noqa: ASYNC110 (set in another thread)
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(Answering, "turn", turn)
+    monkeypatch.setattr(RequestLimits, "begin", begin)
     with ThreadPoolExecutor() as pool:
         submitted = pool.submit(running.submit, "ann")
         try:

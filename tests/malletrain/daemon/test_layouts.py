@@ -89,7 +89,7 @@ class Site:
                 self.layouts.follow(run)
             if self.fed and isinstance(self.fed[-1], LayoutDue):
                 self.fed.append("round")
-                self.layouts.enter(run)
+                self.layouts.prepare_round(run)
                 run.rounds.generation += 1
                 run.samples = 0.0
 
@@ -275,7 +275,7 @@ def test_a_layout_in_which_the_workers_fail_gives_way(store):
     assert site.layouts.failed(run, "There is no memory left.")
     assert run.tuner.search.layout.processes == 1
     assert site.audited[-1][0] in (EventKind.LAYOUT_FAILED, EventKind.LAYOUT_FOUND)
-    site.layouts.enter(run)
+    site.layouts.prepare_round(run)
     assert site.layouts.of_round(run).processes == 1
     assert not site.layouts.failed(run, "It failed.")
 

@@ -21,11 +21,11 @@ from malletrain.daemon.server.sender_limits import (
     MAX_WAITING_BYTES,
     MESSAGE_OVERHEAD_BYTES,
     ROUND_S,
-    Answering,
     LogLimits,
-    Rates,
     ReceiveQueue,
+    RequestLimits,
     TimedCall,
+    Turn,
     sender_of,
 )
 
@@ -166,48 +166,48 @@ class Clock:
         return self.now
 
 
-def wait_s(rates, user):
+def wait_s(limits, user):
     """How long the next request of ``user`` waits; None: it is refused."""
-    turn = rates.next(user)
+    turn = limits.accept(user)
     return None if turn is None else turn.wait_s
 
 
 def test_who_asks_too_often_waits_and_then_is_refused():
     clock = Clock()
-    rates = Rates(10.0, {"olga"}.__contains__, clock)
+    limits = RequestLimits(10.0, {"olga"}.__contains__, clock)
     saved_up = int(10 * BURST_S)
-    assert [wait_s(rates, "ann") for _ in range(saved_up)] == [0.0] * saved_up
-    waits = [wait_s(rates, "ann") for _ in range(MAX_WAITING)]
+    assert [wait_s(limits, "ann") for _ in range(saved_up)] == [0.0] * saved_up
+    waits = [wait_s(limits, "ann") for _ in range(MAX_WAITING)]
     assert None not in waits[: MAX_WAITING - 1]
     assert waits[0] == 0.1
     assert waits[9] == 1.0
-    assert wait_s(rates, "ann") is None
-    assert wait_s(rates, "bob") == 0.0
-    assert wait_s(rates, "olga") == 0.0
+    assert wait_s(limits, "ann") is None
+    assert wait_s(limits, "bob") == 0.0
+    assert wait_s(limits, "olga") == 0.0
     clock.now = 1.0  # ten have had their turn
-    assert sum(wait_s(rates, "ann") is not None for _ in range(50)) in (9, 10)
+    assert sum(wait_s(limits, "ann") is not None for _ in range(50)) in (9, 10)
     clock.now = 1000.0
-    assert wait_s(rates, "ann") == 0.0
+    assert wait_s(limits, "ann") == 0.0
 
 
 def test_of_one_user_so_many_bytes_wait_at_most():
-    rates = Rates(10.0, {"olga"}.__contains__, Clock())
+    limits = RequestLimits(10.0, {"olga"}.__contains__, Clock())
     half = MAX_WAITING_BYTES // 2
-    turns = [rates.next("ann", size) for size in (half, half, 1)]
+    turns = [limits.accept("ann", size) for size in (half, half, 1)]
     assert [turn is None for turn in turns] == [False, False, True]
-    assert rates.next("bob", 1) is not None
-    rates.took("ann", turns[0], 0.001)
-    assert rates.next("ann", half) is not None
-    assert rates.next("ann", 1) is None
-    assert rates.next("carl", 4 * MAX_WAITING_BYTES) is not None, "alone any request may"
-    assert None not in [rates.next("olga", MAX_WAITING_BYTES) for _ in range(3)]
+    assert limits.accept("bob", 1) is not None
+    limits.end(turns[0], 0.001)
+    assert limits.accept("ann", half) is not None
+    assert limits.accept("ann", 1) is None
+    assert limits.accept("carl", 4 * MAX_WAITING_BYTES) is not None, "alone any request may"
+    assert None not in [limits.accept("olga", MAX_WAITING_BYTES) for _ in range(3)]
 
 
 def test_a_client_that_waits_for_each_answer_is_never_refused():
     clock, refused = Clock(), 0
-    rates = Rates(10.0, lambda user: False, clock)
+    limits = RequestLimits(10.0, lambda user: False, clock)
     for _ in range(1000):
-        wait = wait_s(rates, "ann")
+        wait = wait_s(limits, "ann")
         refused += wait is None
         clock.now += wait or 0.0
     assert not refused
@@ -215,31 +215,31 @@ def test_a_client_that_waits_for_each_answer_is_never_refused():
 
 
 def test_users_are_forgotten_and_those_that_ask_are_not():
-    rates = Rates(10.0, lambda user: False, Clock())
+    limits = RequestLimits(10.0, lambda user: False, Clock())
     for number in range(2 * MAX_USERS):
-        wait_s(rates, "ann" if number % 100 == 0 else f"u{number}")
-    assert wait_s(rates, "ann") > 0.0
+        wait_s(limits, "ann" if number % 100 == 0 else f"u{number}")
+    assert wait_s(limits, "ann") > 0.0
 
 
 def test_who_asks_for_what_takes_long_has_a_part_of_the_processor():
     """As many requests as it likes at a time, of 25 ms each; and another user meanwhile."""
     clock = Clock()
-    rates = Rates(200.0, {"olga"}.__contains__, clock)
+    limits = RequestLimits(200.0, {"olga"}.__contains__, clock)
     spent, begun, due = 0.0, 0, []
     while clock.now < 100.0:
         while len(due) < 50:
-            turn = rates.next("ann")
+            turn = limits.accept("ann")
             due.append((clock.now + turn.wait_s, begun + len(due), turn))
         due.sort(key=lambda one: one[:2])
         at, _, turn = due.pop(0)
         clock.now = max(clock.now, at)
-        rates.took("ann", turn, 0.025)
+        limits.end(turn, 0.025)
         spent, begun = spent + 0.025, begun + 1
         if begun % 10 == 0:
-            bob, olga = rates.next("bob"), rates.next("olga")
+            bob, olga = limits.accept("bob"), limits.accept("olga")
             assert bob.wait_s == olga.wait_s == 0.0
-            rates.took("bob", bob, 0.001)
-            rates.took("olga", olga, 10.0)
+            limits.end(bob, 0.001)
+            limits.end(olga, 10.0)
     assert (
         0.9 * MAX_PROCESSOR_FRACTION * 100
         < spent
@@ -249,13 +249,13 @@ def test_who_asks_for_what_takes_long_has_a_part_of_the_processor():
 
 def test_several_dear_requests_at_once_have_no_more_of_the_processor():
     clock = Clock()
-    rates = Rates(200.0, lambda user: False, clock)
+    limits = RequestLimits(200.0, lambda user: False, clock)
     spent = 0.0
     while clock.now < 1000.0:
-        turns = [turn for turn in (rates.next("ann") for _ in range(20)) if turn is not None]
+        turns = [turn for turn in (limits.accept("ann") for _ in range(20)) if turn is not None]
         clock.now += max((turn.wait_s for turn in turns), default=1.0)
         for turn in turns:
-            rates.took("ann", turn, 0.2)
+            limits.end(turn, 0.2)
             spent += 0.2
     assert (
         0.8 * MAX_PROCESSOR_FRACTION * 1000
@@ -266,61 +266,69 @@ def test_several_dear_requests_at_once_have_no_more_of_the_processor():
 
 def test_what_was_taken_for_an_answer_that_took_little_is_given_back():
     clock = Clock()
-    rates = Rates(200.0, lambda user: False, clock)
+    limits = RequestLimits(200.0, lambda user: False, clock)
     for second in range(50):  # such answers are usual
         clock.now = 20.0 * second
-        rates.took("ann", rates.next("ann"), 1.0)
+        limits.end(limits.accept("ann"), 1.0)
     clock.now = 2000.0
-    for turn in [rates.next("ann") for _ in range(20)]:
-        rates.took("ann", turn, 0.001)
-    assert wait_s(rates, "ann") == 0.0
+    for turn in [limits.accept("ann") for _ in range(20)]:
+        limits.end(turn, 0.001)
+    assert wait_s(limits, "ann") == 0.0
 
 
 def test_who_asks_once_for_what_takes_very_long_waits_a_moment():
     clock = Clock()
-    rates = Rates(200.0, lambda user: False, clock)
-    turn = rates.next("ann")
+    limits = RequestLimits(200.0, lambda user: False, clock)
+    turn = limits.accept("ann")
     assert turn.wait_s == 0.0
-    rates.took("ann", turn, 30.0)
-    assert MAX_DELAY_BY_ONE_S <= wait_s(rates, "ann") < 2 * MAX_DELAY_BY_ONE_S
+    limits.end(turn, 30.0)
+    assert MAX_DELAY_BY_ONE_S <= wait_s(limits, "ann") < 2 * MAX_DELAY_BY_ONE_S
     clock.now = 60.0
-    assert wait_s(rates, "ann") == 0.0
+    assert wait_s(limits, "ann") == 0.0
 
 
 def test_who_waits_for_each_very_long_answer_is_never_refused():
     clock = Clock()
-    rates = Rates(200.0, lambda user: False, clock)
+    limits = RequestLimits(200.0, lambda user: False, clock)
     for _ in range(100):
-        turn = rates.next("ann")
+        turn = limits.accept("ann")
         assert turn.wait_s < 2 * MAX_DELAY_BY_ONE_S
         clock.now += turn.wait_s
-        rates.took("ann", turn, 30.0)
+        limits.end(turn, 30.0)
 
 
 def test_what_takes_little_waits_for_nothing_but_its_turns():
     clock = Clock()
-    rates = Rates(200.0, lambda user: False, clock)
+    limits = RequestLimits(200.0, lambda user: False, clock)
     for _ in range(2000):
-        turn = rates.next("ann")
+        turn = limits.accept("ann")
         clock.now += turn.wait_s
-        rates.took("ann", turn, 0.0004)
+        limits.end(turn, 0.0004)
     assert clock.now == pytest.approx((2000 - 200 * BURST_S) / 200.0, rel=0.01)
 
 
 def test_a_flood_of_dear_requests_is_refused_and_soon_forgotten():
     clock = Clock()
-    rates = Rates(20.0, lambda user: False, clock)
+    limits = RequestLimits(20.0, lambda user: False, clock)
     turns = []
     for second in range(600):
         clock.now = float(second)
         for _ in range(20):
-            turns.append(rates.next("ann"))
+            turns.append(limits.accept("ann"))
             if turns[-1] is not None:
-                rates.took("ann", turns[-1], 0.05)
+                limits.end(turns[-1], 0.05)
     assert None in turns
     assert max(turn.wait_s for turn in turns if turn is not None) <= MAX_WAIT_S
     clock.now += MAX_WAIT_S + BURST_S
-    assert wait_s(rates, "ann") == 0.0
+    assert wait_s(limits, "ann") == 0.0
+
+
+def unlimited():
+    return RequestLimits(1.0, lambda user: False, time.monotonic)
+
+
+def due(user, expected_s):
+    return Turn(user, 0.0, expected_s, 0)
 
 
 def answered(asks, usual_s=ROUND_S):
@@ -328,7 +336,7 @@ def answered(asks, usual_s=ROUND_S):
     rounds, order = [0], []
 
     async def main():
-        answering, loop = Answering(), asyncio.get_running_loop()
+        limits, loop = unlimited(), asyncio.get_running_loop()
 
         def count():
             rounds[0] += 1
@@ -336,7 +344,7 @@ def answered(asks, usual_s=ROUND_S):
                 loop.call_soon(count)
 
         async def ask(user):
-            await answering.turn(user, usual_s)
+            await limits.begin(due(user, usual_s))
             order.append((user, rounds[0]))
 
         loop.call_soon(count)
@@ -348,9 +356,9 @@ def answered(asks, usual_s=ROUND_S):
 
 def test_one_that_asks_alone_waits_for_nothing():
     async def main():
-        turn = Answering().turn("ann", 10.0)
+        begin = unlimited().begin(due("ann", 10.0))
         try:
-            turn.send(None)
+            begin.send(None)
         except StopIteration:
             return True
         return False
@@ -370,15 +378,18 @@ def test_what_takes_long_is_not_answered_in_one_round():
     assert len(set(rounds)) == 20, "one a round"
     rounds = [number for _, number in answered(["ann"] * 20, ROUND_S / 5)]
     assert {rounds.count(number) for number in rounds} == {5}
-    assert len(set(answered(["ann"] * 1000, 0.0))) == 100, "what costs nothing counts for a little"
+    assert len(set(answered(["ann"] * 1000, 1e-9))) == 100, (
+        "what costs nearly nothing counts for a little"
+    )
 
 
 def test_who_has_gone_takes_nobodys_turn():
     async def main():
-        answering = Answering()
-        await answering.turn("ann", ROUND_S)
+        limits = unlimited()
+        await limits.begin(due("ann", ROUND_S))
         waiting = [
-            asyncio.ensure_future(answering.turn(user, ROUND_S)) for user in ("ann", "bob", "carl")
+            asyncio.ensure_future(limits.begin(due(user, ROUND_S)))
+            for user in ("ann", "bob", "carl")
         ]
         await asyncio.sleep(0)
         waiting[1].cancel()

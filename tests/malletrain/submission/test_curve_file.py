@@ -16,8 +16,8 @@ def test_points_in_any_order(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "has no points; accepted is"),
-        ("{}", "has no points"),
+        ("", "lists no size; accepted is"),
+        ("{}", "lists no size"),
         ("nodes,samples_per_s\n2,8\n2,9\n", "line 3: 2 nodes are named twice"),
         ("[[1, 2], [1, 3]]", "1 nodes are named twice; name each size once"),
         ('{"2": 8, "2": 9}', "2 nodes are named twice"),

@@ -44,7 +44,7 @@ def test_both_forms(tmp_path, text, expected):
         ("nodes,value\n0,1\n", "0 is not a number of nodes"),
         ("nodes,value\n1,-1\n", "-1 is not a value"),
         ("nodes,value\n1,inf\n", "inf is not a value"),
-        ("nodes,value\n1,1\n1,2\n", "1 nodes are listed twice"),
+        ("nodes,value\n1,1\n1,2\n", "1 nodes are named twice"),
         ("[value]\n1 = 'x'\n", "is not a size and its value"),
         ("[values]\n1 = 2\n", "The file has the sections values"),
         ("[value\n", "not valid TOML"),

@@ -33,8 +33,6 @@ class OpenRequest:
     name: str
     caller: Caller
     gateway_order: GatewayOrder
-    arrived_at: float
-    """Seconds on the clock of the gateway."""
     stream: AnswerStream
     observe_tbt: Callable[[float], None]
     """Takes the seconds between two tokens."""
@@ -116,7 +114,7 @@ class Admission:
             stream = model.dispatcher.submit_body(request, order.path, order.body)
         now = self._clock()
         observe_tbt = self.metrics.tbt.labels(*party).observe
-        opened = OpenRequest(name, caller, gateway_order, now, stream, observe_tbt)
+        opened = OpenRequest(name, caller, gateway_order, stream, observe_tbt)
         refusal = (await stream.result()).refusal if stream.has_ended else None
         if refusal is not None:
             self._refuse(party, refusal)

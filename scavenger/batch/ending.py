@@ -91,8 +91,13 @@ class WholeJob(NamedTuple):
 
 
 class LeaseEnder:
-    """Ends the leases of one scheduler. ``steps``: returns the steps on the nodes of shared jobs;
-    None: single nodes of a job cannot be signalled.
+    """Ends the leases of one scheduler.
+
+    Args:
+        ledger: the leases.
+        submitter: cancels their jobs.
+        steps: returns the steps on the nodes of shared jobs; None: single nodes of a job cannot be
+            signalled.
     """
 
     def __init__(

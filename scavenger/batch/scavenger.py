@@ -57,7 +57,14 @@ from scavenger.token_bucket import TokenBucket
 
 
 def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: float) -> Contact:
-    """Return the condition of the connection. ``now``: on the ledger's clock."""
+    """Return the condition of the connection.
+
+    Args:
+        calls: log of the calls.
+        ledger: the leases.
+        budget: budget of requests.
+        now: time on the ledger's clock, seconds.
+    """
     return Contact(
         calls.counts(),
         calls.backoff_s(),
@@ -75,7 +82,13 @@ def too_busy(title: str, calls: CallLog) -> str:
 
 
 def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
-    """Return the sentence that this release is too old."""
+    """Return the sentence that this release is too old.
+
+    Args:
+        title: name of the scheduler.
+        site: its configuration.
+        oldest: the oldest supported release.
+    """
     required = ".".join(str(part) for part in oldest)
     return (
         f"{title} {site.display_name} is older than {required}, the oldest that MalleTrain "
@@ -160,7 +173,13 @@ def lease_spec(
 
 
 def refused(lease: str, node: str, reason: str) -> Lease:
-    """Return the result for a refused request."""
+    """Return the result for a refused request.
+
+    Args:
+        lease: id of the lease.
+        node: name of its node.
+        reason: words without a full stop.
+    """
     return Lease(lease, "", LeaseState.ENDED, node, reason)
 
 
@@ -194,6 +213,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     """A connection to one batch scheduler. One call at a time.
 
     Subclasses define how their scheduler is read and how a lease is requested.
+
+    Args:
+        settings: settings of the site.
+        commands: runs the scheduler's commands.
+        dialect: interprets the output of submissions.
+        submitting: environment of submissions.
+        memory: history of the gaps; None: a new one.
+        clock: returns epoch seconds.
     """
 
     name: str

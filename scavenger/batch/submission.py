@@ -137,8 +137,15 @@ class OwnedJob(Protocol):
 
 
 class Submitter:
-    """Submits and cancels jobs. ``submit_as``: command prefix for another owner. ``user``: this
-    process's user. ``environment``: environment of submissions. Safe to use from several threads.
+    """Submits and cancels jobs. Safe to use from several threads.
+
+    Args:
+        dialect: interprets the output of the commands.
+        submit_as: command prefix for another owner.
+        user: this process's user.
+        pace: limits the rate of submissions.
+        commands: runs the commands.
+        environment: environment of submissions.
     """
 
     def __init__(

@@ -78,7 +78,17 @@ IDS_PER_QUERY = 50
 
 
 class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
-    """A connection to one PBS. One call at a time."""
+    """A connection to one PBS. One call at a time.
+
+    Args:
+        settings: settings of the site.
+        commands: runs PBS's commands; None: with the settings' limits.
+        source: reads PBS's state; None: the one that ``api`` selects.
+        memory: history of the gaps; None: a new one.
+        clock: returns epoch seconds.
+        api: ``commands``, ``bindings`` or ``auto``.
+        environment: this process's environment.
+    """
 
     name = "pbs"
     title = "PBS"

@@ -333,6 +333,11 @@ def limits(
 ) -> Iterator[Finding]:
     """Yield a finding for each limit against which leases count. There are none if Slurm enforces
     no limits or does not report them.
+
+    Args:
+        site: configuration of Slurm.
+        settings: settings of the site.
+        commands: runs the commands.
     """
     if not _enforced(site):
         return

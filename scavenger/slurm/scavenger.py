@@ -273,7 +273,17 @@ TURN_WITHOUT_BACKFILL_S = 60.0
 
 
 class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
-    """A connection to one Slurm. One call at a time."""
+    """A connection to one Slurm. One call at a time.
+
+    Args:
+        settings: settings of the site.
+        commands: runs Slurm's commands; None: with the settings' limits.
+        source: reads Slurm's state; None: the one that ``api`` selects.
+        memory: history of the gaps; None: a new one.
+        clock: returns epoch seconds.
+        api: ``commands``, ``pyslurm`` or ``auto``.
+        environment: this process's environment.
+    """
 
     name = "slurm"
     title = "Slurm"

@@ -38,9 +38,9 @@ from malletrain.protocol.views import (
     TaskView,
     UsageView,
 )
-from malletrain.submission.again import requeued
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.goals import changes_of
+from malletrain.submission.resubmission import requeued
 from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ class StartTerms:
     """Maximum number of nodes: its own, and those that outlast a start."""
 
 
-class LastingNodes:
+class LongLivedNodes:
     """How long the nodes of one plan are expected to last, by pool.
 
     Args:

@@ -174,7 +174,7 @@ class LeaseLedger:
         """
         self.given_up.setdefault(lease_id, (now, reason))
 
-    def look(
+    def update(
         self, jobs: Mapping[str, LeaseJob], hold: str, node_holds: Mapping[str, str], now: float
     ) -> tuple[tuple[Lease, ...], list[LeaseJob]]:
         """Update the ledger from a poll.

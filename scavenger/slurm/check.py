@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scavenger.batch.commands import CommandError, Commands
-from scavenger.batch.look import Finding
+from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import SchedulerError

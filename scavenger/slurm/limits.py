@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from scavenger.batch.commands import CommandError, Commands, NoAnswerError
 from scavenger.batch.limits import job_limit, no_lease
-from scavenger.batch.look import Finding
+from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import SlurmJob, read_duration
@@ -186,7 +186,7 @@ class LimitWatch:
         self._turns: dict[str, tuple[float, list[str]]] = {}
         """Job → (time at which leases that leave for it were last seen, these leases)."""
 
-    def look(
+    def update(
         self,
         pending: Sequence[SlurmJob],
         own: Mapping[str, SlurmJob],

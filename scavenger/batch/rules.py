@@ -95,7 +95,7 @@ Rule = Callable[[NodeFacts, GapRules, float], Answer]
 
 def _idle(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if node.lease:
-        return False, f"MalleTrain has it or has asked for it with lease {node.lease}"
+        return False, f"MalleTrain has it or has requested it with lease {node.lease}"
     return node.idle, f"the main scheduler says it is {node.state}"
 
 
@@ -265,7 +265,7 @@ def choose(
         (
             rules.max_at_once,
             AT_ONCE,
-            f"{rules.max_at_once} nodes are asked for at once; the next poll continues",
+            f"{rules.max_at_once} nodes are requested at once; the next poll continues",
         )
     )
     for count, rule, sentence in bounds:

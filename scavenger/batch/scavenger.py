@@ -537,7 +537,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             lease_by_node.update({lease.node: lease for lease in leases})
         self.ledger.submissions_ended()
         return [
-            refused(request.id, request.node, f"{request.node} is asked for with lease {lease.id}")
+            refused(request.id, request.node, f"{request.node} is requested with lease {lease.id}")
             if lease.id != request.id
             else lease
             for request, lease in ((request, lease_by_node[request.node]) for request in requests)

@@ -211,7 +211,7 @@ class Submitter:
 
     def shrink(self, request: Shrink) -> CommandError | None:
         """Remove nodes from a running job. Return the error, None if there is none."""
-        assert self.dialect.shrink is not None, "only where jobs of several nodes are asked for"
+        assert self.dialect.shrink is not None, "only for jobs of several nodes"
         try:
             result = self.commands.run(self._as(self._owner(request), self.dialect.shrink(request)))
         except CommandError as error:

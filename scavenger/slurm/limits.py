@@ -490,7 +490,7 @@ def _together(limit: str, name: str, allows_none: bool) -> Finding:
     return (
         True,
         f"Leases have {limit} at most ({name}). More of them wait in Slurm for start_within and "
-        f"are withdrawn; max_leases in [{TABLE}] keeps them from being asked for.",
+        f"are withdrawn; max_leases in [{TABLE}] keeps MalleTrain from requesting them.",
     )
 
 

@@ -1,20 +1,20 @@
-"""How long one allocation takes, everything included, and whether it is the best one.
+"""Measures the duration of one allocation, and whether its plan is optimal.
 
-    python -m benchmarks.allocation --nodes 10624 --jobs 500 --max-size 512 --repeats 200 [--curves
-    FILE] [--json]
+    python -m benchmarks.allocation --nodes 10624 --jobs 500 --max-size 512 --repeats 200
+        [--curves FILE] [--json]
 
-Each repeat is a random problem (see :mod:`benchmarks.instances`; the kinds take turns) and an
-event: jobs, their curves and the nodes they run on are given; bids are made, sizes solved for (gap
-0), and nodes named. ``median_ms`` and ``worst_ms`` are wall time over the repeats,
-``cpu_median_ms`` processor time (which other work on the machine hardly changes), ``gap`` the
-largest gap left. ``load`` is the load average before and after. ``objective`` and
-``oracle_objective`` are means over the first ``--oracle`` repeats, the latter of
-:mod:`tests.allocator.oracles.dp`. With ``--json``, one JSON object a row, a row a line.
+Each repeat is a random problem (:mod:`benchmarks.instances`; the kinds take turns): jobs with their
+curves and the nodes on which they run. Measured are making the bids, solving for sizes (gap 0), and
+choosing the nodes. ``median_ms`` and ``worst_ms`` are wall time over the repeats; ``cpu_median_ms``
+is processor time, which other work on the machine hardly changes; ``gap`` is the largest remaining
+gap; ``load`` is the load average before and after. ``objective`` and ``oracle_objective`` are means
+over the first ``--oracle`` repeats, the latter of :mod:`tests.allocator.oracles.dp`. With
+``--json``, each row is a JSON object on a line.
 
     python -m benchmarks.allocation --nodewise [--time-limit 60] [--json]
 
 compares with FreeTrain's model (:mod:`tests.allocator.oracles.nodewise`, the corrected form) on
-growing machines until that no longer finishes within the limit.
+growing machines until that exceeds the time limit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def event(
     dynamic_program: bool,
     time_limit_s: float,
 ) -> tuple[Allocation, dict[str, tuple[str, ...]], list[Bid]]:
-    """Bids, sizes and nodes: all that one event costs."""
+    """Compute bids, sizes and nodes: the whole cost of one event."""
     bids = [problem.bid(job, on) for job, on in current.items()]
     allocation = solve(
         bids,
@@ -85,7 +85,7 @@ def measure(
     dynamic_program: bool,
     time_limit_s: float,
 ) -> dict[str, object]:
-    """One row."""
+    """Return one row."""
     wall, cpu, gaps, proofs = [], [], [], []
     objectives, oracles = [], []
     before = os.getloadavg()[0]
@@ -133,7 +133,7 @@ def measure(
 
 
 def compare(nodes: int, jobs: int, *, seed: int, time_limit_s: float) -> dict[str, object]:
-    """One row of the comparison with the node-by-node model; up to 64 nodes a job."""
+    """Return one row of the comparison with the node-by-node model; up to 64 nodes per job."""
     largest = min(64, nodes)
     problem = instance(seed, nodes, jobs, largest, "measured")
     began = time.perf_counter()
@@ -204,7 +204,7 @@ def main() -> None:
         help="only these kinds of jobs (default: all in turn)",
     )
     parser.add_argument(
-        "--classes", type=int, default=1, help="classes of nodes (the oracle knows only one)"
+        "--classes", type=int, default=1, help="classes of nodes (the oracle supports only one)"
     )
     parser.add_argument(
         "--oracle", type=int, default=20, help="repeats checked with the dynamic program"
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument(
         "--highs-only",
         action="store_true",
-        help="every reduced problem to HiGHS, none to the dynamic program",
+        help="solve every reduced problem with HiGHS, none with the dynamic program",
     )
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve may take")
     parser.add_argument(

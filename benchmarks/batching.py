@@ -50,10 +50,10 @@ from malletrain.protocol.views import JobView
 from tests.integration.embedded import Site, site
 
 NODES, MOST = 6, 5
-"""Nodes of the site, and the most that the growing training may have: the other one keeps one."""
+"""Nodes of the site, and the maximum of the growing training; the other one keeps one."""
 BASE = 64
 EPOCHS = {64: 5, 128: 3, 256: 4, 512: 5}
-"""Epochs with each batch."""
+"""Number of epochs with each batch."""
 COST = RescaleCost(1.5, 1.5, 3.0)
 CONFIG = 'rescale_up = "1.5 s"\nrescale_down = "1.5 s"\nstart = "3 s"\n'
 PROFILING = 'when_worth = false\nlease_patience = "20 s"'
@@ -62,14 +62,14 @@ POLL_S = 0.25
 
 @dataclass(frozen=True)
 class Moment:
-    """What both trainings had at one time."""
+    """State of both trainings at one time."""
 
     time: float
     """Seconds since the epoch."""
     nodes: int
     """Nodes of the growing training."""
     samples: float
-    """Its samples so far."""
+    """Samples of the growing training so far."""
     other_samples: float
     """Samples of the other training so far."""
 

@@ -49,17 +49,17 @@ BASE, MOST = 128, 4096
 LARGEST = 16
 """Maximum nodes of the job."""
 SHARE = 10
-"""The job has one of so many parts of the idle nodes."""
+"""The job gets one of this many equal parts of the idle nodes."""
 EPOCHS = 20
 """Length of the training with the fixed batch."""
 RATE, MOMENTUM = 0.02, 0.9
-"""Learning rate at the begin, of the base batch, and momentum of SGD."""
+"""Learning rate at the beginning (for the base batch), and momentum of SGD."""
 HIDDEN = 256
 TESTS = 40
 """Number of tests of the model, evenly over the training."""
 SPEED_UP = 100.0
 TOLERANCE = 0.003
-"""How far below the fixed training's last accuracy "the same accuracy" is."""
+"""Maximum difference from the fixed training's last accuracy that counts as the same accuracy."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Training:
     samples: int
     """Samples that it processed."""
     accuracy: float
-    """On the test images, at the end."""
+    """Accuracy on the test images at the end."""
     tests: tuple[tuple[float, float], ...]
     """(seconds, accuracy) during the training."""
     batches: tuple[int, ...]
@@ -105,7 +105,7 @@ class Pair:
 
 
 class Clock:
-    """Time that the training takes on the nodes of a trace.
+    """Computes the time that the training takes on the nodes of a trace. Waits for nodes.
 
     Args:
         trace: idle nodes of a machine.
@@ -121,7 +121,7 @@ class Clock:
         self.seconds = 0.0
 
     def nodes(self) -> int:
-        """Return the job's nodes now. Waits until it has one."""
+        """Return the job's present nodes. Waits until it has one."""
         while self._times[self._at + 1] <= self.seconds or self._nodes[self._at] == 0:
             self._at += 1
             if self._at == len(self._nodes):
@@ -130,7 +130,7 @@ class Clock:
         return int(self._nodes[self._at])
 
     def step(self, batch: int) -> None:
-        """Let a step with a global batch pass, and the change of nodes before it."""
+        """Advance the time by a step with a global batch, and by a change of nodes before it."""
         nodes = self.nodes()
         if nodes != self._before:
             pause = COSTS.up_s if nodes > self._before else COSTS.down_s
@@ -175,11 +175,11 @@ def _labels(folder: Path, part: str) -> torch.Tensor:
 
 
 class Learner:
-    """A perceptron, its optimizer, and the number of steps with the base batch that it has made.
+    """A perceptron with its optimizer, and the number of steps with the base batch so far.
 
     Args:
         images: the data.
-        seed: of the parameters and of the order of the samples.
+        seed: seed of the parameters and of the order of the samples.
     """
 
     def __init__(self, images: Images, seed: int) -> None:

@@ -30,7 +30,7 @@ FLOPS, PARAMETERS = TRAINING_COST * 4.1e9, 25.6e6
 BASE, MOST = 256, 8192
 """The script's global batch and the largest one, samples."""
 LARGEST = 32
-"""Maximum nodes of a job."""
+"""Maximum number of nodes of a job."""
 SHOWN = (1, 4, 16)
 ENDLESS = 1e12
 """Work of a job that does not end within the simulation, samples."""
@@ -58,13 +58,17 @@ def rate(nodes: int, batch: int) -> float:
 
 
 def curves(state: BatchState) -> tuple[ScalingCurve, ScalingCurve]:
-    """Return throughput at the script's batch, and goodput at the one that follows the noise."""
+    """Return the throughput at the script's batch, and the goodput at the batch that follows the
+    noise.
+    """
     fixed = ScalingCurve.of((k, rate(k, BASE)) for k in range(1, LARGEST + 1))
     return fixed, goodput(fixed, state, gain)
 
 
 def gain(nodes: int, ratio: float) -> float:
-    """Return the throughput at ``ratio`` times the script's batch, relative to that."""
+    """Return the throughput at ``ratio`` times the script's batch, relative to that at the script's
+    batch.
+    """
     return rate(nodes, round(BASE * ratio)) / rate(nodes, BASE)
 
 

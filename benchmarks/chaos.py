@@ -1,20 +1,21 @@
-"""Random faults over jobs of every kind on the embedded cluster: is a job lost, or run twice, does
-a lease leak, is a process left, is a sample counted twice or never?
+"""Injects random faults into jobs of every kind on the embedded cluster, and checks that no job is
+lost or runs twice, no lease leaks, no process is left, and each sample is counted exactly once.
 
     python -m benchmarks.chaos [--faults 1000] [--jobs 30] [--nodes 4] [--seed N] [--minutes 300]
-    [--kinds restart,live,sharded,service] [--hasty 0.2] [--apart 1] [--silence 10]
-    [--keep FOLDER] [--json]
+        [--kinds restart,live,sharded,service] [--hasty 0.2] [--apart 1] [--silence 10]
+        [--keep FOLDER] [--json]
 
 The faults: SIGKILL and SIGSTOP of daemon, agent, supervisor, fork server, launcher and worker;
 connections to the daemon cut, delayed and half-open; preemption with notice and (a killed agent)
-without; the main scheduler does not answer; the disk is full; a worker hangs in a step, and the
-job's owner wishes that it is started again. A daemon that ended is started again,
-as a service manager does it. ``--running`` jobs are in plans at a time; each is told to end when it
-has had its part of the faults, and the next one begins. After a fault, recovered is when nothing
-stands still any more, the daemon answers and every job that ran has made progress again; one in
-five (``--hasty``) comes before that, ``--apart`` seconds after the one before at most.
+without; a main scheduler that does not answer; a full disk; a worker that hangs in a step while the
+job's owner requests a restart. A daemon that ended is started again, as by a service manager.
 
-Exit status 1 when a promise was broken.
+``--running`` jobs are in plans at a time. Each is told to end after its part of the faults, and the
+next one begins. The site has recovered from a fault when no process is stopped, the daemon answers
+and every running job has made progress. A fraction ``--hasty`` of the faults does not wait for
+that, but comes at most ``--apart`` seconds after the previous one.
+
+Exit status 1 if a guarantee was broken.
 """
 
 from __future__ import annotations
@@ -45,31 +46,31 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobView
 
 HANG_S = 400.0
-"""Seconds without recovery that count as a job lost."""
+"""Time without recovery after which a job counts as lost, seconds."""
 OVER = ("completed", "failed", "cancelled")
 
 
 class ChaosError(RuntimeError):
-    """A promise was broken at once: a job hangs, or has ended by itself."""
+    """A guarantee was broken: a job hangs, or has ended by itself."""
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is done to how much. Times in seconds."""
+    """The number and the pace of the faults. Times in seconds."""
 
     faults: int
     jobs: int
     seed: int
     nodes: int = 4
     running: int = 3
-    """Jobs in plans at a time."""
+    """Number of jobs in plans at a time."""
     kinds: Sequence[str] = KINDS
     hasty: float = 0.2
-    """Part of the faults that come before the one before is recovered from."""
+    """Fraction of the faults that come before the recovery from the previous one."""
     apart_s: float = 1.0
-    """Hasty ones come so long after the one before at most."""
+    """Maximum time between such a fault and the previous one."""
     silence_s: float = 10.0
-    """An agent that is silent for so long is lost; standstills last up to a fifth more."""
+    """Silence after which an agent is lost. Processes are stopped for up to a fifth longer."""
     limit_s: float = 18000.0
 
 
@@ -107,7 +108,9 @@ class Chaos:
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Connection]:
-        """The same connection until it fails: one made anew for each look is most of its cost."""
+        """Return the connection, the same one until it fails: a new one for each poll would be most
+        of its cost.
+        """
         if self._connection is None:
             self._connection = Connection.of(self.site.state, timeout_s=HANG_S / 4)
         try:
@@ -117,19 +120,19 @@ class Chaos:
             raise
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
 
     def views(self) -> dict[str, JobView] | None:
-        """All jobs; None while the daemon does not answer."""
+        """Return all jobs; None while the daemon does not answer."""
         with contextlib.suppress(ClientError, OSError, ValueError), self._client() as client:
             return {view.id: view for view in client.jobs(ended=1000)}
         return None
 
     def _until(self, done: Callable[[dict[str, JobView]], bool], what: Callable[[], str]) -> None:
-        """Wait until this is so, of all jobs, with nothing that lasts still."""
+        """Wait until a condition on all jobs is true and no process is stopped."""
         began = time.monotonic()
         while True:
             views = None if self.site.stands_still() else self.views()
@@ -143,7 +146,7 @@ class Chaos:
             time.sleep(0.05)
 
     def recover(self, since: dict[str, float]) -> None:
-        """Wait until each of these jobs has more samples than it had."""
+        """Wait until each of these jobs has more samples than at the beginning."""
         began = time.monotonic()
         late: dict[str, object] = {}
 
@@ -153,7 +156,7 @@ class Chaos:
                 view = views[job.id]
                 if job.id not in since:
                     continue
-                if job.hangs and view.state not in OVER:  # what it did before does not count
+                if job.hangs and view.state not in OVER:  # samples before this time do not count
                     since[job.id] = view.samples
                 if not self._progressed(job, view, since[job.id]):
                     late[job.id] = (view.state, view.reason)
@@ -165,14 +168,14 @@ class Chaos:
     def _none_ended_badly(self, views: dict[str, JobView]) -> None:
         lost = [job for job in self.jobs if job.id not in views]
         if lost or len(views) != len(self.jobs):
-            raise ChaosError(f"{len(views)} jobs are known of {len(self.jobs)}; not {lost}.")
+            raise ChaosError(f"{len(views)} of {len(self.jobs)} jobs are known; missing: {lost}.")
         for view in views.values():
             if view.state in ("failed", "cancelled"):
                 raise ChaosError(f"Job {view.name} is {view.state}: {view.reason}")
 
     def _progressed(self, job: ChaosJob, view: JobView, samples: float) -> bool:
-        """Whether a job goes on: it is over, or has done more than these samples; a service, that
-        its members are the processes that run, one on each of its nodes.
+        """Return whether a job makes progress: it has ended, or has more than ``samples`` samples.
+        For a service: whether its members are the running processes, one on each of its nodes.
         """
         if view.state in OVER:
             return True
@@ -193,8 +196,8 @@ class Chaos:
     # --- doing ---
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Strike as often as is asked for: in haste one fault comes upon the other, then all is
-        waited for.
+        """Inject the requested number of faults. Hasty faults follow each other at once; then wait
+        for the recovery.
         """
         begun, campaign = time.monotonic(), self._campaign
         each, ended = max(1.0, campaign.faults / len(self.jobs)), 0
@@ -217,7 +220,7 @@ class Chaos:
         self.faults.end()
 
     def _at_work(self) -> dict[str, float]:
-        """Samples of the jobs that run, as soon as any does."""
+        """Return the samples of the running jobs as soon as any has samples."""
         recovery: dict[str, float] = {}
 
         def some(views: dict[str, JobView]) -> bool:
@@ -229,14 +232,14 @@ class Chaos:
         return recovery
 
     def _end_one(self, running: Collection[str]) -> int:
-        """Have one of these end by itself; how many were told to."""
+        """Tell one of these jobs to end. Return the number of jobs that were told."""
         unfinished = [job for job in self.jobs if job.id in running and not job.asked_to_end]
         for job in unfinished[:1]:
             job.end()
         return len(unfinished[:1])
 
     def finish(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """Let all jobs end in peace, and count."""
+        """Let all jobs end without further faults, and count."""
         for job in self.jobs:
             job.end()
         quiet, before, views = time.monotonic(), -1, self.views() or {}
@@ -264,13 +267,15 @@ class Chaos:
         }
 
     def _hangs_told(self) -> int:
-        """Hangs of which the owner was told, with where the worker stands."""
+        """Return the number of hangs that were reported to owners, with the position of the
+        worker.
+        """
         with self._client() as client:
             events = [e for job in self.jobs for e in client.events(limit=1000, job=job.id)]
         return sum("in wait_for_ever" in e.sentence for e in events if e.kind == "job-hung")
 
     def _leaked(self) -> int:
-        """Leases that are still held when nobody has use for them."""
+        """Return the leases that still exist although nobody needs them."""
         began = time.monotonic()
         while time.monotonic() - began < HANG_S:
             with contextlib.suppress(ClientError, OSError):
@@ -281,7 +286,7 @@ class Chaos:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Of some values; 0 of none."""
+    """Return the mean of some values; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 
@@ -289,7 +294,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 def run(
     root: Path, campaign: Campaign, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """One run below ``root``: what was done, and what came of it. Raises ChaosError."""
+    """Make one run in the folder ``root``. Return its settings and results. Raises ChaosError."""
     site = ChaosSite(root, campaign.nodes, campaign.running, campaign.silence_s)
     leftovers = 0
     begun = time.monotonic()
@@ -347,7 +352,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.keep and args.keep.exists():
-        parser.error(f"--keep works in a new folder, and {args.keep} is there; name another one.")
+        parser.error(f"--keep needs a new folder, and {args.keep} exists; name another one.")
     settings = {field.name: getattr(args, field.name, None) for field in fields(Campaign)}
     campaign = Campaign(**{**settings, "limit_s": args.minutes * 60})
     print(f"seed {campaign.seed}", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
-"""The faults of benchmarks/chaos.py: what can be done to a site's processes, connections and disks,
-and how often each. Decides nothing of when.
+"""The faults of benchmarks/chaos.py to a site's processes, connections and disks, and their
+frequencies. The caller decides when they occur.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from benchmarks.chaos_site import ChaosSite
 from malletrain.protocol.fault_points import FaultPoint
 
 SHORT, LONG = (0.02, 0.3), (0.2, 1.2)
-"""How long something stands still that others wait for, and that nobody needs at once: parts of the
-silence after which an agent is lost.
+"""Duration of the faults that stop something, as parts of the silence after which an agent is lost:
+of what others wait for, and of what nobody needs at once.
 """
 
 
 class Faults:
-    """What can be done to the site, each by its name and how often beside the others."""
+    """Name → function and relative frequency of each fault."""
 
     WEIGHTS = {  # noqa: RUF012
         "kill worker": 10,
@@ -52,7 +52,7 @@ class Faults:
         *("kill fork server", "stop fork server"),
         *("disk full at a worker", "hang a worker"),
     )
-    """What services do not have."""
+    """Faults that do not apply to services."""
 
     def __init__(self, site: ChaosSite, dice: random.Random, trainings: bool) -> None:
         self._site, self._dice = site, dice
@@ -63,7 +63,7 @@ class Faults:
         }
 
     def strike(self) -> str:
-        """Do one of them; says which, "" when there was nobody to do it to."""
+        """Inject a fault. Return its name; empty if there was nothing to inject it into."""
         kind = self._dice.choices(list(self._weights), list(self._weights.values()))[0]
         verb, _, role = kind.partition(" ")
         site, dice = self._site, self._dice
@@ -107,8 +107,8 @@ class Faults:
             self._later(SHORT if role == "worker" else LONG, process.resume)
 
     def _hang(self) -> bool:
-        """A worker of some training waits for ever in its next step, in Python or in a system call;
-        whether there is a training.
+        """Let a worker of some training wait for ever in its next step, in Python or in a system
+        call. Return whether there is a training.
         """
         folders = set()
         for process in self._site.of_role("worker"):
@@ -121,8 +121,8 @@ class Faults:
         return bool(trainings)
 
     def _fill_disk(self) -> None:
-        """The daemon can write to no file beyond its first bytes, until it ends of it or for some
-        seconds.
+        """Prevent the daemon from writing more than the first bytes of any file, until it ends or
+        for some seconds.
         """
         assert self._site.daemon is not None
         pid, none = self._site.daemon.pid, resource.RLIM_INFINITY
@@ -134,6 +134,6 @@ class Faults:
         self._site.later(self._dice.uniform(*within) * self._site.silence_s, call)
 
     def end(self) -> None:
-        """End all of them."""
+        """End all processes of a role."""
         self._site.end_standstills()
         (self._site.faults / FaultPoint.WORKER_WRITTEN.name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The jobs of benchmarks/chaos.py, and what each of them promises to the sample.
+"""The jobs of benchmarks/chaos.py, and the exact check of their samples.
 
-A training gives every sample a parameter of its own, off which each step takes the same amount:
-what the model is in the end says how often each sample was trained on (tests/hosts/exact.py).
+A training has a parameter for each sample, from which each step subtracts the same amount: the
+final model shows how often each sample was trained on (tests/hosts/exact.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.hosts import exact
 from tests.integration.embedded import gone
 
 SAMPLES = 100_000
-"""Of a training: it is told to end long before."""
+"""Epochs of a training: more than it trains before it is told to end."""
 KINDS = ("restart", "live", "sharded", "service")
 SERVICE = """
 import os, threading, time
@@ -88,7 +88,7 @@ _MEMORY = (
         "class model:\n    parameter = whole\ntell",
     ),
 )
-"""What makes a training in restart mode one whose shards are in the memory of the nodes."""
+"""Turns a training in restart mode into one with its shards in the memory of the nodes."""
 
 HANG = """
 def hang():
@@ -106,13 +106,15 @@ def wait_for_ever(on_disk):
         time.sleep(1.0)
 
 def where():"""
-"""The first worker of a training that comes to a file ``hang`` waits for ever in its step, and the
-others for it: in a system call where something is in the file.
+"""The first worker that finds a file ``hang`` waits for ever in its step, and the other workers
+wait for it. If the file is not empty, it waits in a system call.
 """
 
 
 def script(kind: str) -> str:
-    """The text of a job's script: of :data:`KINDS`, ``memory`` or ``memory, replicas``."""
+    """Return the script of a job of one of :data:`KINDS`, or of ``memory`` or ``memory,
+    replicas``.
+    """
     if kind == "service":
         return SERVICE
     if kind == "restart":
@@ -149,19 +151,19 @@ def _lives(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class ChaosJob:
-    """One job. ``folder``: where it runs."""
+    """One job. ``folder``: its working directory."""
 
     id: str
     kind: str
     folder: Path
 
     def end(self) -> None:
-        """Have it end by itself."""
+        """Tell it to end."""
         (self.folder / "enough").touch()
 
     @property
     def asked_to_end(self) -> bool:
-        """Whether it was asked to end."""
+        """Whether it was told to end."""
         return (self.folder / "enough").exists()
 
     @property
@@ -171,8 +173,8 @@ class ChaosJob:
         return (self.folder / "hang").exists() or any(map(_lives, pids))
 
     def account(self) -> dict[str, Any]:
-        """What became of its samples: how many were trained on twice or more, how many never of
-        those that its position says; and how many steps were done again.
+        """Return the numbers of samples that were trained on more than once, and never although the
+        position counts them; and the number of repeated steps.
         """
         if self.kind == "service":
             return {"twice": 0, "never": 0, "replayed": 0, "samples": 0}

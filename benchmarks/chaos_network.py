@@ -1,5 +1,5 @@
-"""A way between a daemon and those that connect to it, on which connections are cut, delayed and
-left half-open at will. Decides nothing of when.
+"""A proxy between a daemon and its peers, on which connections can be cut, delayed and left
+half-open. The caller decides when.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Way:
-    """Passes everything that comes to ``(outer, port)`` on to ``(inner, port)``; a thread of its
-    own.
+    """Forwards everything that arrives at ``(outer, port)`` to ``(inner, port)``, in a thread of
+    its own.
     """
 
     def __init__(self, outer: str, inner: str, port: int) -> None:
@@ -39,12 +39,12 @@ class Way:
         self._in_loop(self._reset)
 
     def delay(self, seconds: float) -> None:
-        """What comes from now on is passed on so much later."""
+        """Forward everything that arrives from now on with this delay."""
         self._in_loop(lambda: setattr(self, "_delay_s", seconds))
 
     def half_open(self, silent: bool) -> None:
-        """Pass nothing on any more, and say so to nobody; when it is over the connections are
-        reset, for what was on them is lost.
+        """Stop forwarding without closing connections. At the end of the block the connections are
+        reset, because their data are lost.
         """
 
         def change() -> None:
@@ -57,7 +57,7 @@ class Way:
         self._in_loop(change)
 
     def close(self) -> None:
-        """End it."""
+        """Close the proxy."""
         self._in_loop(self._loop.stop)
         self._thread.join()
 

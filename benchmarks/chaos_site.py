@@ -1,5 +1,5 @@
 """The site of benchmarks/chaos.py: an embedded cluster, a daemon that is started again whenever it
-ends, as a service manager does it, and everything that can be done to their processes.
+ends, as by a service manager, and the faults of their processes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LOOK_EVERY_S = 0.02
 
 
 class ChaosSite(FaultySite):
-    """``nodes`` virtual nodes; agents and clients reach the daemon by a way that can be cut.
+    """A site with ``nodes`` virtual nodes. Agents and clients reach the daemon through a proxy.
 
-    A thread is the service manager: it starts the daemon again whenever that has ended, and ends
-    standstills when they are due, whoever waits for the daemon meanwhile.
+    A thread acts as the service manager: it starts the daemon again whenever it has ended, and
+    resumes stopped processes when that is due, also while other threads wait for the daemon.
 
     Args:
-        silence_s: an agent that is silent for so long is lost.
+        silence_s: silence after which an agent is lost, seconds.
     """
 
     def __init__(self, root: Path, nodes: int, running: int, silence_s: float) -> None:
@@ -60,7 +60,7 @@ class ChaosSite(FaultySite):
         self._manager = threading.Thread(target=self._manage)
 
     def begin_to_manage(self) -> None:
-        """From now on there is always a daemon."""
+        """Start the daemon, now and whenever it ends."""
         self._manager.start()
 
     def _manage(self) -> None:
@@ -71,7 +71,7 @@ class ChaosSite(FaultySite):
                 self.launch_daemon()
 
     def close(self) -> None:
-        """End everything; AssertionError when a process is left."""
+        """End everything. Raises AssertionError if a process is left."""
         self._over.set()
         if self._manager.ident is not None:
             self._manager.join()
@@ -82,15 +82,15 @@ class ChaosSite(FaultySite):
             self.way.close()
             self._reserved.close()
 
-    # --- what lasts for a while ---
+    # --- faults with a duration ---
 
     def later(self, within_s: float, call: Callable[[], object]) -> None:
-        """Have this done in so many seconds: the end of a standstill."""
+        """Schedule the end of a fault, in a number of seconds."""
         with self._lock:
             self._due.append((time.monotonic() + within_s, call))
 
     def end_standstills(self, until: float = float("inf")) -> None:
-        """End those that are due by ``until``, by the monotonic clock."""
+        """End the faults that are due by ``until`` (monotonic clock)."""
         with self._lock:
             over = [call for at, call in self._due if at <= until]
             for call in over:
@@ -99,21 +99,21 @@ class ChaosSite(FaultySite):
             self._due = [(at, call) for at, call in self._due if at > until]
 
     def stands_still(self) -> bool:
-        """Whether anything lasts still."""
+        """Whether any fault lasts."""
         with self._lock:
             return bool(self._due)
 
-    # --- who there is ---
+    # --- processes ---
 
     def at_work_in(self, folder: Path) -> list[int]:
-        """The pids of the job whose folder it is. Trainings are called by their script's name,
-        which is the same for all.
-        """
+        """Return the pids of the job in ``folder``. All trainings have the same script name."""
         processes = [p for p in self.workers(folder / "job.py") if not gone(p)]
         return sorted(p.pid for p in processes if p.cwd() == str(folder))
 
     def of_role(self, role: str) -> list[psutil.Process]:
-        """The processes of a role: daemon, agent, supervisor, fork server, launcher or worker."""
+        """Return the processes of a role: daemon, agent, supervisor, fork server, launcher or
+        worker.
+        """
         if role == "daemon":
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(self.daemon.pid) if self.daemon else None

@@ -113,7 +113,7 @@ class VirtualJob:
         self.announce()
 
     def read(self, epoch: int, position: int = 0, steps: int = 1 << 30) -> list[SegmentReport]:
-        """Let all nodes read a piece of an epoch."""
+        """Let all nodes read a part of an epoch."""
         for rank, node in enumerate(self.nodes):
             node.begin(Segment(epoch, position, steps, rank, len(self.nodes)))
         return [node.report() for node in self.nodes]
@@ -171,7 +171,9 @@ def measure(
 def churn(
     setting: BenchmarkSetting, server: SourceServer, seconds: float, every_s: float
 ) -> dict[str, Any]:
-    """Replace two of four nodes again and again. The pool holds all of the data."""
+    """Replace two of four nodes repeatedly. The memory of the nodes has room for all of the
+    data.
+    """
     setting = replace(setting, fraction=0.5)
     steps_of_epoch = setting.samples // BATCH
     undisturbed = measure("DataCache", 4, setting, server, 3)
@@ -227,7 +229,7 @@ def sweep(setting: BenchmarkSetting, server: SourceServer) -> dict[str, Any]:
     setting = replace(setting, fraction=1.0)
     size = setting.samples * (node_module.IMAGE_BYTES + 1)
     before = server.counts().bytes
-    keeper = VirtualNode("n1", "DataCache", setting)  # the lease, whose store stays
+    keeper = VirtualNode("n1", "DataCache", setting)  # the lease ends, but its memory stays
     keeper.ready()
     for trial in range(TRIALS):
         node = VirtualNode("n1", "DataCache", setting)

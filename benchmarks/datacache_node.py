@@ -1,6 +1,5 @@
-"""The virtual nodes of ``benchmarks/datacache.py``: each a process that reads its share of the
-training's batches as one of the contenders does, and one that serves its samples, as a launcher
-does.
+"""The virtual nodes of ``benchmarks/datacache.py``. Each has a process that reads its share of the
+batches like one of the contenders, and one that serves its samples, like a launcher.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ Sample = tuple[Any, int, int]
 
 @dataclass(frozen=True)
 class BenchmarkSetting:
-    """What all contenders have in common."""
+    """Common settings of all contenders."""
 
     samples: int
     batch: int
-    """Samples of a step over all nodes."""
+    """Samples per step over all nodes."""
     step_s: float
-    """Time of a step without reading, seconds."""
+    """Duration of a step without reading, seconds."""
     fraction: float
     """Part of the data for which a node has memory."""
     port: int
@@ -56,7 +55,7 @@ class BenchmarkSetting:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of an epoch that the nodes read together."""
+    """A part of an epoch that the nodes read together."""
 
     epoch: int
     position: int
@@ -67,7 +66,7 @@ class Segment:
 
 @dataclass
 class SegmentReport:
-    """What one node did in a segment."""
+    """The result of one node in a segment."""
 
     seconds: float = 0.0
     samples: list[int] = field(default_factory=list)
@@ -82,7 +81,7 @@ def as_sample(file: bytes, number: int) -> Sample:
 
 
 class PlainFiles:
-    """A data set of single files, read anew each time."""
+    """A data set of single files, which are read each time."""
 
     def __init__(self, setting: BenchmarkSetting) -> None:
         self._setting, self._client = setting, SourceClient(setting.port)
@@ -97,14 +96,16 @@ class PlainFiles:
 
 
 class LocalCache(PlainFiles):
-    """The same with a cache in the process. ``evicts``: LRU; else the first reads stay."""
+    """The same with a cache in the process. ``evicts``: whether it is LRU; if not, the first
+    samples stay.
+    """
 
     def __init__(self, setting: BenchmarkSetting, evicts: bool) -> None:
         super().__init__(setting)
         self._capacity, self._evicts = round(setting.fraction * setting.samples), evicts
         self._files: OrderedDict[int, bytes] = OrderedDict()
         self.admitted: frozenset[int] | None = None
-        """Numbers of the samples that are cached; None for any."""
+        """Numbers of the cached samples; None: any may be cached."""
 
     def __getitem__(self, number: int) -> Sample:
         self.reads += 1
@@ -130,7 +131,7 @@ class AllInMemory(PlainFiles):
         self._files = [b""] * setting.samples
 
     def fill(self) -> None:
-        """Read everything, before the time is taken."""
+        """Read everything before the measurement."""
         for shard in range(-(-len(self) // SHARD)):
             for number, file in files_of(self._client.get(b"T", shard)):
                 self._files[number] = file
@@ -182,7 +183,7 @@ class CachedContender(Contender):
 
 
 class TarContender(Contender):
-    """Tar shards, dealt to the nodes anew in each epoch and shuffled within the node's buffer, as
+    """Tar shards, dealt to the nodes in each epoch and shuffled within the node's buffer, as
     WebDataset reads them.
     """
 
@@ -231,7 +232,7 @@ def memory_of(setting: BenchmarkSetting) -> int:
 
 
 def make(name: str, setting: BenchmarkSetting) -> Contender:
-    """Return a contender as it begins on a node."""
+    """Return a contender at its start on a node."""
     sampler = ElasticSampler(
         setting.samples,
         global_batch_size=setting.batch,
@@ -276,15 +277,15 @@ class VirtualNode:
         self._reader.start()
 
     def ready(self) -> None:
-        """Wait until it can read."""
+        """Wait until the node can read."""
         assert self._pipe.recv() == "ready"
 
     def announce(self, addresses: dict[str, str]) -> None:
-        """Write down the nodes of the round, as the launcher does."""
+        """Store the nodes of the round, as the launcher does."""
         write_members(members_file(self.folder, JOB), addresses)
 
     def begin(self, segment: Segment) -> None:
-        """Let it read a segment."""
+        """Let the node read a segment."""
         self._pipe.send(segment)
 
     def report(self) -> SegmentReport:

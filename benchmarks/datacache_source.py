@@ -1,8 +1,8 @@
-"""The file system of ``benchmarks/datacache.py``: a loopback server that hands out single files, or
-tar shards of them, each after a delay and within a bandwidth; and its client.
+"""The file system of ``benchmarks/datacache.py``: a server on the loopback that returns single
+files, or tar shards of them, with a delay and a bandwidth; and its client.
 
-A request is one letter and a number: ``G`` a file, ``T`` a shard, ``S`` the counts so far. The
-answer is its length and its bytes. The server counts what it hands out.
+A request is a letter and a number: ``G`` a file, ``T`` a shard, ``S`` the counts so far. The answer
+is a length and that number of bytes. The server counts what it returns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REQUEST, _LENGTH, _COUNTS = struct.Struct("<cI"), struct.Struct("<I"), struct.S
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """What the server has handed out."""
+    """Counts of the server."""
 
     requests: int
     bytes: int
@@ -75,7 +75,7 @@ class SourceServer:
         self._process = serve
 
     def counts(self) -> SourceCounts:
-        """Return what was handed out so far."""
+        """Return the counts so far."""
         client = SourceClient(self.port)
         counts = SourceCounts(*_COUNTS.unpack(client.get(b"S", 0)))
         client.close()

@@ -57,9 +57,13 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 WARM_S = DAY_S
 TARGET_HELD, TARGET_KEPT = 0.95, 0.97
 MAX_RUNNING = 64
-"""Jobs at a time: most jobs of Philly use one node, and the machines have up to a hundred."""
+"""Maximum number of simultaneous jobs: most jobs of Philly use one node, and the machines have up
+to a hundred.
+"""
 LARGEST, LONGEST_S = 32, 12 * HOUR_S
-"""Jobs of the log that are larger or longer are left out: one of them would be a load by itself."""
+"""Maximum nodes and duration of the jobs that are used: a single larger job would be a load by
+itself.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,14 @@ class Case:
 
 
 def log_of(name: str, data: Path) -> JobLog:
-    """``kth`` or ``philly``, whose GPUs count as nodes."""
+    """Return the log ``kth`` or ``philly``, whose GPUs count as nodes."""
     if name == "philly":
         return read_log(data / "hpc_jobs" / "philly_jobs.csv.gz", per_node=1)
     return read_log(data / "hpc_jobs" / "KTH-SP2-1996.swf.gz")
 
 
 def trace_of(case: Case, data: Path) -> Trace:
-    """The idle nodes: those that the jobs of KTH left, or 256 of Summit's."""
+    """Return the idle nodes: those that the jobs of KTH left, or 256 of Summit's."""
     span = case.days * DAY_S
     if case.nodes == "summit":
         names = read_names(data / "summit_nodes.txt")
@@ -94,7 +98,7 @@ def trace_of(case: Case, data: Path) -> Trace:
 
 
 def idle_over_time(trace: Trace, span_s: float) -> npt.NDArray[np.float64]:
-    """Idle nodes, the mean of each span."""
+    """Return the mean number of idle nodes in each span."""
     sums = np.zeros(math.ceil(trace.duration_s / span_s))
     idle, at = 0, 0.0
 
@@ -114,7 +118,7 @@ def idle_over_time(trace: Trace, span_s: float) -> npt.NDArray[np.float64]:
 
 
 def jobs_of(case: Case, trace: Trace, data: Path) -> list[SimJob]:
-    """Jobs drawn from a stretch of the log, so many that they are the load; half of them with
+    """Return jobs drawn from a part of the log, as many as make the load; half of them have
     deadlines.
     """
     rng = np.random.default_rng((case.seed, 9))
@@ -133,7 +137,9 @@ def jobs_of(case: Case, trace: Trace, data: Path) -> list[SimJob]:
 
 
 def segments(curve: ScalingCurve, most: int) -> list[tuple[float, float]]:
-    """(nodes, samples/s a node) of the upper concave hull of the curve up to ``most`` nodes."""
+    """Return (nodes, samples/s per node) of the upper concave hull of the curve up to ``most``
+    nodes.
+    """
     points = [(0.0, 0.0), *((float(n), curve.at(n)) for n in range(1, most + 1))]
     hull: list[tuple[float, float]] = []
     for x, y in points:
@@ -146,12 +152,12 @@ def segments(curve: ScalingCurve, most: int) -> list[tuple[float, float]]:
 
 
 def oracle(jobs: list[SimJob], idle: npt.NDArray[np.float64], span_s: float) -> float:
-    """The most deadlines that can be held by who knows everything beforehand and moves jobs for
-    nothing: a proven upper bound.
+    """Return a proven upper bound on the number of deadlines that can be met with perfect foresight
+    and without costs of moving jobs.
 
     Args:
-        jobs: those with deadlines.
-        idle: nodes there are, by spans of ``span_s``.
+        jobs: the jobs with deadlines.
+        idle: number of nodes in each span of ``span_s`` seconds.
     """
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
@@ -192,7 +198,7 @@ def play(
     case: Case,
     seen: dict[str, tuple[float, float]] | None = None,
 ) -> Simulation:
-    """One simulation. ``seen``: is given the interval of each job's first forecast."""
+    """Run one simulation. ``seen``: gets the interval of each job's first forecast."""
     site = ControllerSettings()
     if case.weight is not None:
         site = replace(site, deadline_weight=case.weight)
@@ -206,7 +212,7 @@ def play(
 
 
 def _watch(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None:
-    """Note the first forecast of every job of the simulation."""
+    """Record the first forecast of every job of the simulation."""
     keeper = simulation.controller.goals
     notice = keeper.notice
 
@@ -222,13 +228,13 @@ def _watch(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None
 
 
 def met(simulation: Simulation, due: dict[str, float]) -> int:
-    """How many of these deadlines were held."""
+    """Return how many of these deadlines were met."""
     ends = {name: simulation.runs[name].ended_at for name in due}
     return sum(end is not None and end <= due[name] for name, end in ends.items())
 
 
 def row(case: Case, data: Path, span_s: float) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     trace = trace_of(case, data)
     jobs = jobs_of(case, trace, data)
     due = {j.name: d for j in jobs if (d := j.deadline_s) is not None and d <= trace.duration_s}

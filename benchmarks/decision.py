@@ -1,23 +1,24 @@
-"""How long the controller takes from an event to its commands, at full size, with and without what
-looks ahead.
+"""Measures the time from an event to the controller's commands at full size, with and without
+shares and goals.
 
     python -m benchmarks.decision [--shares] [--goals] [--nodes 10624] [--jobs 200] [--slots 8]
 
-The daemon's own controller has all nodes and jobs whose curves are random
-(:mod:`benchmarks.instances`). Each repeat takes a hundredth of the nodes away, gives those of
-before back, and measures the step that makes the plan: what is counted and looked at in it, bids,
-sizes, names of nodes, commands. One row is of the plain plan; one more for each switch given; and
-one of all of them together, where there are several.
+The daemon's own controller has all nodes, and jobs with random curves
+(:mod:`benchmarks.instances`). Each repeat removes a hundredth of the nodes, returns those of the
+previous repeat, and measures the step that makes the plan: counting, bids, sizes, names of nodes,
+commands. The first row is of the plain plan, then one for each switch, and one with all switches if
+there are several.
 
-* ``--shares``: jobs of five parties, whose factors lie between 1/16 and 16, drawn anew each time.
+* ``--shares``: jobs of five parties, with new random factors between 1/16 and 16 each time.
 * ``--goals``: every second job has a deadline, every fourth a budget; there is a week of node
   history. ``--goals all``: every job has both.
 
-``median``, ``p95``, ``worst``: wall time, ms. ``cpu``: the median of processor time, which other
-work on the machine hardly changes. ``--slots K``: each node is a host with K slots; a hundredth of
-the slots goes and comes back. Target: 100 ms in the median at 10,000 hosts × 8 slots and 200 jobs.
-Without slots: 50 ms in the median at 10,624 nodes × 200 jobs of 1:64,
-and 500 ms at 500 jobs of 1:512, with everything switched on.
+``median``, ``p95``, ``worst``: wall time, ms. ``cpu``: median of processor time, which other work
+on the machine hardly changes. ``--slots K``: each node is a host with K slots, and a hundredth of
+the slots is removed and returned.
+
+Target: a median of 100 ms at 10,000 hosts × 8 slots and 200 jobs. Without slots: a median of 50 ms
+at 10,624 nodes × 200 jobs of 1:64, and 500 ms at 500 jobs of 1:512, with all switches.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ HOUR_S, WEEK_SPANS = 3600.0, 2016
 
 @dataclass(frozen=True)
 class Switched:
-    """What is switched on."""
+    """Switches of a row."""
 
     shares: bool = False
     goals: str = ""
-    """Which jobs have some: ``mixed``, ``all``, empty: none."""
+    """Which jobs have goals: ``mixed``, ``all``; empty: none."""
     slots: int = 0
     """Slots of each host; 0: whole nodes."""
 
     def named(self) -> str:
-        """For the table."""
+        """Label in the table."""
         parts = [name for name, on in vars(self).items() if on]
         return "+".join(parts) or "plain"
 
 
 class Machine:
-    """A controller at full size, and what happens to it."""
+    """A controller at full size, and its events."""
 
     def __init__(self, nodes: int, jobs: int, max_size: int, switched: Switched) -> None:
         self._rng = np.random.default_rng(0)
@@ -117,7 +118,7 @@ class Machine:
         )
 
     def _goals(self, number: int, rate: float, max_size: int) -> OwnerGoals:
-        """What the owner of one job wants; ``rate``: samples/s on its largest size."""
+        """Return the goals of one job; ``rate``: samples/s on its largest size."""
         every = self._switched.goals == "all"
         hours = float(self._rng.uniform(2.0, 24.0))
         work = rate * HOUR_S * hours * float(self._rng.uniform(0.1, 0.6))
@@ -129,14 +130,14 @@ class Machine:
         self._carried_out(self.controller.handle_all(events, self.now))
 
     def _carried_out(self, commands: list[Command]) -> None:
-        """Every job that is to move trains at once."""
+        """Let every job that is about to move train at once."""
         moved = [Up(c.job) for c in commands if isinstance(c, Start | Move)]
         if moved:
             self.controller.handle_all(moved, self.now)
 
     def next(self) -> tuple[float, float] | None:
-        """Let something happen, and measure the plan that follows: wall and processor time, ms;
-        None: the events themselves were followed by one.
+        """Remove and return nodes, and measure the plan that follows: wall and processor time, ms;
+        None if the events themselves already made a plan.
         """
         self._turn += 1
         self.now += 60.0
@@ -170,7 +171,7 @@ class Machine:
 def measure(
     nodes: int, jobs: int, max_size: int, repeats: int, switched: Switched
 ) -> dict[str, Any]:
-    """One row."""
+    """Return one row."""
     machine = Machine(nodes, jobs, max_size, switched)
     measurements = [machine.next() for _ in range(repeats + 1)]
     taken = [each for each in measurements[1:] if each is not None]

@@ -79,7 +79,7 @@ def _worker(rank: int, args: argparse.Namespace, port: int, results: str) -> Non
 
 
 def main() -> None:
-    """Run, print a line and with --json one object."""
+    """Run, and print a line and, with --json, one object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,22 +1,22 @@
-"""How fast a farm hands out tasks, and what the same farm takes by other means.
+"""Measures how fast a farm hands out tasks, and the time of the same farm with other tools.
 
     python -m benchmarks.farm --dispatch [--tasks 100000] [--nodes 4] [--equal] [--json]
     python -m benchmarks.farm --peers [--tasks 1000] [--nodes 24] [--scale 1] [--grace 10]
-                              [--seed 1] [--contenders array hyperqueue malletrain] [--json]
+        [--seed 1] [--contenders array hyperqueue malletrain] [--json]
 
 ``--dispatch``: tasks of ``true`` on an embedded cluster, whose nodes have as many slots as this
-machine has cores. Tasks/s are those between the first and the last result. Beside it another client
-asks for ``status`` ten times a second: the median, the 99th percentile and the maximum of its
+machine has cores. Tasks/s are those between the first and the last result. Meanwhile another client
+requests ``status`` ten times per second: the median, the 99th percentile and the maximum of its
 waits. On a real site the nodes are not on the daemon's host: here the daemon and its clients get
 the processor before the nodes and their tasks (sched(7), autogroups; root only), except with
-``--equal``. Reported, too: for how long the daemon ran, and waited for a processor (schedstat).
+``--equal``. Also reported: how long the daemon ran, and waited for a processor (schedstat).
 
-``--peers``: tasks of 0.5 to 20 s (times ``--scale``) on a real Slurm with main jobs, by
-Slurm's own job array, by HyperQueue and by ``malletrain map`` (benchmarks/farm_peers.py). Needs
-Slurm's packages (tests/slurm/install.sh), and for HyperQueue the package index; its environment is
-kept below ~/.cache/malletrain/benchmarks. Reported for each: the time until the last task is done,
-the node-seconds of tasks cut short, tasks started again and done twice, node-seconds that were idle
-while tasks waited, the wait of main jobs, and submissions to Slurm.
+``--peers``: tasks of 0.5 to 20 s (times ``--scale``) on a real Slurm with main jobs, by Slurm's own
+job array, by HyperQueue and by ``malletrain map`` (benchmarks/farm_peers.py). Needs Slurm's
+packages (tests/slurm/install.sh), and for HyperQueue the package index; its environment is stored
+below ~/.cache/malletrain/benchmarks. Reported for each: the time until the last task is done,
+node-seconds of interrupted tasks, tasks that were started again or done twice, node-seconds that
+were idle while tasks waited, the wait of main jobs, and submissions to Slurm.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STATUS_EVERY_S, POLL_S = 0.1, 0.25
 
 
 class StatusClient(threading.Thread):
-    """Asks for ``status`` until it is stopped."""
+    """Requests ``status`` until it is stopped."""
 
     def __init__(self, made: Site) -> None:
         super().__init__(daemon=True)
@@ -100,7 +100,7 @@ def processor_s(pid: int) -> tuple[float, float]:
 
 
 def dispatch(tasks: int, nodes: int, equal: bool) -> dict[str, Any]:
-    """Run that many tasks of ``true``. Return the figures. ``equal``: the daemon does not get the
+    """Run ``tasks`` tasks of ``true``. Return the figures. ``equal``: the daemon does not get the
     processor before the tasks.
     """
     with (

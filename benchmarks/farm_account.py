@@ -1,4 +1,4 @@
-"""The account of benchmarks/farm_peers.py, from the records that tasks and main jobs wrote. Runs
+"""Computes the results of benchmarks/farm_peers.py from the records of tasks and main jobs. Runs
 nothing, and knows no contender.
 """
 
@@ -17,51 +17,53 @@ from benchmarks.main_jobs import MainRecord
 
 @dataclass(frozen=True)
 class Try:
-    """One try of a task. Times are those of the clock, seconds."""
+    """One try of a task. Times in epoch seconds."""
 
     task: int
     node: str
     started: float
     ended: float
     finished: bool
-    """Whether the task ended by itself; else it was cut short at ``ended``."""
+    """Whether the task ended by itself; if not, it was interrupted at ``ended``."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """What a contender needed. Node-seconds are core-seconds by the cores of a node."""
+    """The results of a contender. Node-seconds are core-seconds divided by the cores of a node."""
 
     done: int
     """Number of tasks that were done."""
     seconds: float
     """From the submission to the end of the last task."""
     wasted_node_s: float
-    """Work of tries that were cut short, and of tasks that had been done before."""
+    """Work of interrupted tries, and of repeated tasks that had been done."""
     repeated: int
     """Number of tasks that were started more than once."""
     done_twice: int
-    """Number of tasks that ran to their end more than once."""
+    """Number of tasks that were completed more than once."""
     idle_node_s: float
-    """Neither main jobs nor tasks used these cores, while tasks waited."""
+    """Node-seconds of cores that neither main jobs nor tasks used while tasks waited."""
     free_node_s: float
     """Node-seconds without a main job."""
     main_jobs: int
     """Number of main jobs that arrived before the end."""
     main_wait_mean_s: float
-    """From a main job's submission to its first command, or to the end if that came first."""
+    """Waits from a main job's submission to its first command, or to the end if that came first,
+    seconds.
+    """
     main_wait_median_s: float
     main_wait_p99_s: float
     main_wait_max_s: float
 
 
 def tries_of(folder: Path) -> Iterator[Try]:
-    """Yield the tries whose records lie in ``folder``. One that was cut short ended when its
-    record was last changed.
+    """Yield the tries with records in ``folder``. The end of an interrupted one is the last change
+    of its record.
     """
     for path in folder.iterdir():
         words = path.read_text().split()
         if len(words) < 2:
-            continue  # cut short while it wrote its first line
+            continue  # interrupted while it wrote its first line
         finished = len(words) > 2
         ended = float(words[2]) if finished else path.stat().st_mtime
         yield Try(int(path.name.split("-")[0]), words[1], float(words[0]), ended, finished)
@@ -76,14 +78,14 @@ def account(
     cores: int,
     tasks: int,
 ) -> Account:
-    """Return the account of a farm.
+    """Return the results of a farm.
 
     Args:
         tries: all tries of its tasks.
         main: the main jobs.
-        begin: when the farm was submitted, clock, seconds.
+        begin: time of the farm's submission, epoch seconds.
         nodes: number of nodes of the machine.
-        cores: number of cores of a node, and so of the tasks that it can run at a time.
+        cores: number of cores of a node, which is the number of simultaneous tasks.
         tasks: number of tasks.
     """
     done_at: dict[int, float] = {}

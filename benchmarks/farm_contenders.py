@@ -21,7 +21,7 @@ PARTITION = "preemptable"
 HERE = Path(__file__).parent
 WORKER = "hq-worker"
 ALLOCATOR_EVERY_S = 1.0
-"""Time between two looks of HyperQueue's allocator at its workers, seconds."""
+"""Interval at which HyperQueue's allocator checks its workers, seconds."""
 CONFIG = """
 [daemon]
 state_dir = "{state}"
@@ -52,7 +52,7 @@ enabled = false
 
 @dataclass(frozen=True)
 class Field:
-    """Where a contender works."""
+    """The environment of a contender."""
 
     slurm: SlurmCluster
     root: Path
@@ -61,18 +61,19 @@ class Field:
     """Number of cores of a node."""
     tasks: int
     results: Path
-    """A directory in which each task that is done has a file, named by its number."""
+    """A directory that gets a file for each completed task, named by its number."""
     command: tuple[str, ...]
     """The command of a task; ``{}`` is its number."""
     longest_s: float
-    """Upper limit of the length of a task, seconds."""
+    """Maximum length of a task, seconds."""
 
 
 Prepared = Callable[[], None]
 """Submits the tasks."""
 Contender = Callable[[Field], AbstractContextManager[Prepared]]
-"""Prepares what stands at a site before a user comes, and yields what the user does. Everything of
-it has ended at the end. Raises NotInstalled."""
+"""Start what exists at a site before a user comes, yield what the user does, and end everything.
+Raises NotInstalled.
+"""
 
 
 @contextlib.contextmanager
@@ -100,7 +101,7 @@ def array(field: Field) -> Iterator[Prepared]:
 
 class Allocator(threading.Thread):
     """Keeps a worker's job in the queue for each node of the machine, as HyperQueue's automatic
-    allocator with a backlog does; that is a part of its program ``hq``.
+    allocator with a backlog does, which is part of its program ``hq``.
     """
 
     def __init__(self, field: Field, command: str) -> None:
@@ -158,7 +159,7 @@ def hyperqueue(field: Field) -> Iterator[Prepared]:
 
 @contextlib.contextmanager
 def malletrain(field: Field) -> Iterator[Prepared]:
-    """``malletrain map``, and a daemon that has no lease when the farm is submitted. Tasks may use
+    """``malletrain map``, with a daemon that has no lease when the farm is submitted. Tasks may use
     the grace time of a preemption to end, as those of an array do.
     """
     with running_daemon(field.root, field.slurm, CONFIG) as state:

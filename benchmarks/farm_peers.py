@@ -51,11 +51,11 @@ from tests.slurm.cluster import SlurmCluster
 SHORTEST_S, LONGEST_S = 0.5, 20.0
 """Length of a task, seconds."""
 LOAD = 0.5
-"""Share of the machine that main jobs ask for."""
+"""Share of the machine that main jobs request."""
 TRACE_S = 3600.0
 KILL_WAIT_S = 2
 CRED_EXPIRE_S = 120
-"""Slurm's default. A requeued job waits for so long before it can start again."""
+"""Time before a requeued job can start again, seconds: Slurm's default."""
 POLL_S = 0.1
 TARGET_TIME, TARGET_WASTE = 0.7, 0.3
 REFERENCE, PRODUCT = "array", "malletrain"
@@ -85,19 +85,19 @@ def run(
     limit_s: float,
     longest_s: float,
 ) -> dict[str, Any]:
-    """Let one contender do the farm on a Slurm of its own. Return its account.
+    """Run the farm with one contender on its own Slurm. Return its results.
 
     Args:
-        name: of the contender.
+        name: the contender.
         seconds: the length of each task.
         trace: the main jobs.
         nodes: number of nodes.
         grace_s: the grace time of a preemption.
-        limit_s: time after which the farm is given up.
-        longest_s: upper limit of the length of a task, seconds.
+        limit_s: time after which the farm is given up, seconds.
+        longest_s: maximum length of a task, seconds.
 
     Raises:
-        NotInstalled: the contender cannot be had here.
+        NotInstalled: the contender is not available.
         RuntimeError: Slurm refused a main job, or the trace was too short.
     """
     root = Path(tempfile.mkdtemp(prefix="mt-farm-", dir="/tmp"))
@@ -162,7 +162,7 @@ def compare(
     limit_s: float,
     console: Console,
 ) -> dict[str, Any]:
-    """Let the contenders do the same farm, one after another. Return all figures."""
+    """Run the same farm with each contender in turn. Return all figures."""
     seconds, trace = lengths(tasks, scale, seed), workload(nodes, TRACE_S, LOAD, seed)
     rows: list[dict[str, Any]] = []
     for name in contenders:

@@ -2,9 +2,9 @@
 
     farm_task.py FOLDER INDEX
 
-Each try has a record of its own, ``FOLDER/tries/INDEX-PID-TIME``: a line with start and node, and
-at the end a line with the end. Meanwhile the file's time is set ten times a second, so that it says
-when a try was cut short. Needs no package, and starts in milliseconds with ``python -I -S``.
+Each try has a record, ``FOLDER/tries/INDEX-PID-TIME``: a line with start and node, and at the end a
+line with the end. Meanwhile it updates the file's time ten times per second, so that the time of an
+interruption is known. Needs no package, and starts in milliseconds with ``python -I -S``.
 """
 
 import os

@@ -4,14 +4,14 @@
         [--targets 0.7 0.75 0.8] [--rounds 150] [--cache 0.1] [--samples-per-s 2000] [--seed 0]
         [--contenders NAME ...] [--json FILE]
 
-Fashion-MNIST, dealt to the clients by a Dirichlet distribution (0.3), a perceptron with one hidden
-layer. Each virtual node is a thread with memory of its own and a source that hands out
+Fashion-MNIST, dealt to the clients by a Dirichlet distribution (0.3); a perceptron with one hidden
+layer. Each virtual node is a thread with memory of its own and a source that delivers
 ``--samples-per-s``; all nodes together have memory for ``--cache`` of the samples. The same clients
-with the same data train in the same way; Flower's messages and processes are not part of it, so
-that the difference is that of choice and memory. Contenders, one after another:
+train with the same data in the same way. Flower's messages and processes are not part of it, so
+that only selection and memory differ. Contenders, one after another:
 
-* **FedAvg + LRU**: clients are drawn uniformly; the clients of a node keep to it;
-* **FedAvg + never evict**: the same, where samples stay that were read first;
+* **FedAvg + LRU**: clients are drawn uniformly; a client always trains on the same node;
+* **FedAvg + never evict**: the same, with a memory that keeps the samples that were read first;
 * **Oort + LRU**: clients by utility;
 * **FedCaSe**: clients by loss, speed and memory; hot samples in ``malletrain.DataCache``; an epoch
   reads them and 30 % of the others.
@@ -60,7 +60,8 @@ COLD_SHARE = 0.3
 MEAN_OF = 3
 """Rounds over which the accuracy is averaged."""
 DEBT_S = 0.004
-"""A source sleeps when it owes so many seconds, so that the clock's grain does not count."""
+"""Minimum delay for which a source sleeps, seconds, so that the clock's resolution does not matter.
+"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class FederatedRow:
 
     contender: str
     reached: list[tuple[float, int, float]]
-    """Targets that were reached, after how many rounds and seconds."""
+    """Target → rounds and seconds after which it was reached."""
     rounds: int
     seconds: float
     accuracy: float
@@ -104,7 +105,7 @@ class SlowSource:
         return _SlowSamples(self, self._task.dataset(client))
 
     def wait(self) -> None:
-        """Take the time of one sample."""
+        """Wait for the time of one sample."""
         self._debt_s += self._pause_s
         if self._debt_s > DEBT_S:
             begin = time.perf_counter()
@@ -162,7 +163,7 @@ class VirtualNodes:
 
 
 def average(results: Sequence[NodeResult]) -> dict[str, Any]:
-    """Return the average of the nodes by their numbers of samples, as FedAvg has it."""
+    """Return the average of the nodes by their numbers of samples, as in FedAvg."""
     weights = [sum(one.samples for one in result.results) for result in results]
     return {
         name: np.average(
@@ -173,7 +174,7 @@ def average(results: Sequence[NodeResult]) -> dict[str, Any]:
 
 
 class _Course:
-    """What a contender has done so far."""
+    """The progress of a contender."""
 
     def __init__(self, contender: str, task: FashionMnist, setting: FederatedSetting) -> None:
         self._contender, self._task, self._setting = contender, task, setting
@@ -197,7 +198,7 @@ class _Course:
         return sum(self._accuracies[-MEAN_OF:]) / MEAN_OF
 
     def add(self, arrays: Arrays, seconds: float, results: Sequence[NodeResult]) -> None:
-        """Note a round."""
+        """Record a round."""
         self._arrays = arrays
         self._seconds += seconds
         for result in results:
@@ -354,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.samples_per_s,
         options.seed,
     )
-    # Each virtual node is one thread; more of them within one node would wait for each other.
+    # Each virtual node is one thread; more threads in one node would wait for each other.
     from threadpoolctl import threadpool_limits
 
     rows = []

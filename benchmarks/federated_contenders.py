@@ -1,4 +1,4 @@
-"""How the contenders of ``benchmarks/federated.py`` choose clients and keep samples."""
+"""How the contenders of ``benchmarks/federated.py`` choose clients and store samples."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class SampleMemory:
 
     Args:
         capacity: number of samples.
-        evict: whether the least recently used one makes room; if not, what does not fit is read
-            each time.
+        evict: whether the least recently used sample is evicted for a new one; if not, further
+            samples are read each time.
     """
 
     def __init__(self, capacity: int, evict: bool) -> None:

@@ -62,29 +62,29 @@ from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 
 STREAM = 600
-"""Jobs of a stream: more than any policy completes in two days."""
+"""Number of jobs of a stream: more than any policy completes in two days."""
 ENDLESS = 1e18
-"""Samples of a job that is not done before the trace is over."""
+"""Samples of a job that does not end within the trace."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What all points of a figure share."""
+    """Common settings of all points of a figure."""
 
     trace: str
-    """A trace of idle nodes, or a log of jobs (SWF) whose machine's idle nodes are meant."""
+    """A trace of idle nodes, or a log of jobs (SWF) whose idle nodes are used."""
     node_list: str | None
     curves: str | None
     nodes: int
     begin_h: float
     hours: float
     jobs: str | None = None
-    """A workload in the place of the two that are drawn."""
+    """A workload in place of the two random ones."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One simulation: ``line`` and ``x`` say where it stands in the figure."""
+    """One simulation: ``line`` and ``x`` are its place in the figure."""
 
     line: str
     x: str
@@ -117,7 +117,7 @@ def _trace(world: World) -> Trace:
 
 
 def simulation(world: World, point: Point) -> Simulation:
-    """One simulation, not run yet."""
+    """A simulation that has not run yet."""
     p, whole = point, _trace(world)
     trace = whole.sample(world.nodes, p.seed) if world.nodes < len(whole.names) else whole
     curves = read_curves(world.curves) if world.curves else built_in()
@@ -148,7 +148,7 @@ def simulation(world: World, point: Point) -> Simulation:
 
 
 def play(world: World, point: Point) -> dict[str, Any]:
-    """The result of one simulation, as plain values."""
+    """Run the simulation. Return its result as plain values."""
     return {**simulation(world, point).run().to_dict(), **asdict(point)}
 
 
@@ -156,8 +156,8 @@ def against_freetrain(
     lengths: Sequence[Literal["long", "stream"]] = ("long", "stream"),
     workloads: Sequence[str] = ("hpo", "nas"),
 ) -> list[Point]:
-    """FreeTrain by what owners state; MalleTrain measures whatever they state, with and without
-    turns for starving jobs.
+    """Return the points of FreeTrain by what owners state, and of MalleTrain, which measures
+    whatever they state, with and without turns for starving jobs.
     """
     points = []
     for length in lengths:
@@ -186,14 +186,14 @@ def against_freetrain(
 
 
 def forward() -> list[Point]:
-    """Forward-looking times."""
+    """Return points by the forward-looking time."""
     times = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
     lines = (("exact plans", "malletrain"), ("equal division", "equal"))
     return [Point(line, f"{t:g}", policy=policy, t_fwd=t) for line, policy in lines for t in times]
 
 
 def at_a_time() -> list[Point]:
-    """Jobs at a time."""
+    """Return points by the number of simultaneous jobs."""
     lines = (
         ("exact plans", "malletrain"),
         ("equal division", "equal"),
@@ -207,7 +207,9 @@ def at_a_time() -> list[Point]:
 
 
 def pauses() -> list[Point]:
-    """Pauses of growing, shrinking and starting as multiples of Summit's, in both modes."""
+    """Return points by the pauses of growing, shrinking and starting as multiples of Summit's, in
+    both modes.
+    """
     return [
         Point(f"{mode} mode", f"{18 * f:g}", mode=mode, up=18 * f, down=12 * f, start=18.0)
         for mode in ("restart", "live")
@@ -231,12 +233,12 @@ OTHERS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 
 def picture_of(figure: str) -> str:
-    """The name of its file."""
+    """Return the name of its file."""
     return f"{'fig' if figure[0].isdigit() else 'ours-'}{figure.replace('.', '-')}.png"
 
 
 def without_costs(point: Point) -> Point:
-    """The same jobs on the same nodes in a world without costs."""
+    """Return the points of the same jobs on the same nodes without costs."""
     return Point(
         "ideal",
         "",
@@ -249,7 +251,7 @@ def without_costs(point: Point) -> Point:
 
 
 def measure(world: World, points: Sequence[Point], seeds: int, processes: int) -> list[Mean]:
-    """All points over all seeds, in ``processes`` at once."""
+    """Run all points with all seeds, in ``processes`` processes."""
     work = [replace(p, seed=seed) for p in points for seed in range(seeds)]
     bounds = list(dict.fromkeys(map(without_costs, work)))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -270,7 +272,7 @@ def measure(world: World, points: Sequence[Point], seeds: int, processes: int) -
 
 
 def trainers(args: argparse.Namespace) -> None:
-    """Solve time against the number of trainers."""
+    """Measure the solve time against the number of trainers."""
     from matplotlib.figure import Figure
 
     command = [
@@ -322,7 +324,7 @@ def main() -> None:
     parser.add_argument("--trace")
     parser.add_argument("--node-list")
     parser.add_argument("--log", action="append", default=[], help="a log of jobs (3.7 to 3.9)")
-    parser.add_argument("--days", type=float, help="of 3.7 to 3.9; default: all there is")
+    parser.add_argument("--days", type=float, help="of 3.7 to 3.9; default: all")
     parser.add_argument(
         "--model",
         choices=list(model_figures.MEGABYTES),

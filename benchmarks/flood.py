@@ -1,12 +1,12 @@
-"""One sender with a valid key that sends as fast as it can: what the daemon's memory grows by, and
-how long an ordinary client waits meanwhile.
+"""One sender with a valid key sends as fast as it can: measures the growth of the daemon's memory,
+and the waits of an ordinary client meanwhile.
 
     python -m benchmarks.flood [--seconds 15] [--sizes 0 64 1024] [--json]
 
-A row for each size of message (kilobytes beside the message's own), in a daemon of its own: the
-ordinary client's p50 and p99 for as many seconds before the flood, and in it; how many messages the
-flood got rid of; the most resident memory over that before. The flood is of heartbeats of an agent
-(size 0), else of pieces of a log. Target: 50 MB.
+A row for each size of message (kilobytes beside the message's own), with a daemon of its own: the
+ordinary client's p50 and p99 before the flood and during it, each for ``--seconds``; the number of
+messages that the flood sent; the growth of the maximum resident memory. The flood consists of
+heartbeats of an agent (size 0), else of pieces of a log. Target: 50 MB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KB = 1024
 
 
 def flood(at: dict[str, Any], size: int, over: Event, reports: Any) -> None:
-    """As fast as it goes, until told."""
+    """Send as fast as possible until told to stop."""
     _, node, env = at["leases"][0]
     secret = env["MALLETRAIN_LEASE_KEY"].encode()
     with zmq.Context() as context:
@@ -56,7 +56,7 @@ def flood(at: dict[str, Any], size: int, over: Event, reports: Any) -> None:
 
 
 class Most:
-    """The most resident memory of a process."""
+    """Return the maximum resident memory of a process."""
 
     def __init__(self, process: psutil.Process) -> None:
         self.rss = process.memory_info().rss
@@ -74,7 +74,7 @@ class Most:
 
 
 def row(size_kb: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """One size."""
+    """Measure one size."""
     pipe, far = multiprocessing.Pipe()
     target = multiprocessing.Process(target=daemon_process, args=(far, str(folder)))
     target.start()
@@ -114,7 +114,7 @@ def row(size_kb: int, seconds: float, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

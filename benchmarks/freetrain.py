@@ -1,22 +1,21 @@
-"""MalleTrain and FreeTrain on real processes: the same trace, the same jobs, one after the other on
-the embedded cluster (the real half of the dissertation's Figure 3.10).
+"""Compares MalleTrain and FreeTrain on real processes: the same trace and the same jobs, one after
+the other on the embedded cluster (the real half of the dissertation's Figure 3.10).
 
     python -m benchmarks.freetrain [--nodes 6] [--seconds 180] [--jobs 4] [--stated exact,wrong]
-    [--trace FILE] [--speedup S] [--seed N] [--json FILE]
+        [--trace FILE] [--speedup S] [--seed N] [--json FILE]
 
 A model job is a process on each of its nodes whose step sleeps ``serial + parallel / workers``: it
-scales as Amdahl's law says although all virtual nodes share one machine. Half of the jobs are
-nearly straight, half soon level off. The trace decides which nodes are idle and when they are
-preempted, with notice; without ``--trace`` it is one drawn for demos from ``--seed``.
+scales by Amdahl's law although all virtual nodes share one machine. Half of the jobs scale almost
+linearly, half level off soon. The trace decides which nodes are idle and when they are preempted,
+with notice; without ``--trace`` it is a random one for demos from ``--seed``.
 
-FreeTrain believes what owners state of their jobs: the law itself (``exact``), that of the other
-kind of job (``wrong``), or nothing (``none``: nodes to the power of 0.9 for all). MalleTrain
-measures, whatever is stated, and pays for its profiles. A row per run: samples of all jobs and of
-the mean job beside what it would have done alone on one node (its speed-up), node-hours with a job,
-rescales, seconds without samples, and samples over those of FreeTrain with exact curves.
-
-Real time: ``--seconds`` for each run and half a minute to begin and end. Other load on the machine
-makes rescales slower for both; it is printed.
+FreeTrain relies on what owners state about their jobs: the law itself (``exact``), that of the
+other kind of job (``wrong``), or nothing (``none``: nodes to the power of 0.9 for all). MalleTrain
+measures whatever is stated, and pays for its profiles. A row per run: samples of all jobs and of
+the mean job relative to one node of its own (its speed-up), node-hours with a job, rescales,
+seconds without samples, and samples relative to FreeTrain with exact curves. Real time:
+``--seconds`` for each run, and half a minute to begin and end. Other load on the machine makes
+rescales slower for both; it is printed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from scavenger.trace.synthesis import demo_trace
 from tests.integration.embedded import Site
 
 KINDS = {"straight": (0.004, 0.08), "bent": (0.04, 0.04)}
-"""Seconds of a step that do not shrink with workers, and that do."""
+"""Seconds of a step that do not shrink with workers, and seconds that do."""
 BATCH = 24
 STATED = ("exact", "wrong", "none")
 SCRIPT = f"""
@@ -52,7 +51,7 @@ rescale_down = "1.5 s"
 start = "3 s"
 t_fwd = "30 s"
 """
-"""Costs as they are here, and gaps that are some minutes shorter than a machine's."""
+"""Costs on this machine, and gaps that are some minutes shorter than a real machine's."""
 PROFILING = """
 when_worth = false
 min_time = "2 s"
@@ -64,29 +63,29 @@ donor_quiet = "10 s"
 
 @dataclass(frozen=True)
 class Played:
-    """What came of one policy."""
+    """The results of one policy."""
 
     policy: str
     stated: str
     samples: float
     speed_up: float
-    """Of the mean job, beside one node that is always its own."""
+    """Speed-up of the mean job, relative to one node of its own."""
     node_hours: float
     rescales: int
     paused_s: float
-    """Of all jobs, without samples because of starts and rescales."""
+    """Seconds without samples because of starts and rescales, of all jobs."""
     preemptions: int
     load: float
 
 
 def rate(kind: str, nodes: int) -> float:
-    """Samples/s of a job of this kind, by its law."""
+    """Return samples/s of a job of this kind, by its law."""
     serial, parallel = KINDS[kind]
     return BATCH / (serial + parallel / nodes)
 
 
 def stated_curve(kind: str, stated: str, most: int) -> dict[str, float] | None:
-    """What the owner of a job says of it."""
+    """Return what the owner of a job states."""
     if stated == "none":
         return None
     other = next(name for name in KINDS if name != kind)
@@ -95,7 +94,7 @@ def stated_curve(kind: str, stated: str, most: int) -> dict[str, float] | None:
 
 
 def play(policy: str, stated: str, o: argparse.Namespace, trace: Path) -> Played:
-    """One policy from the begin of the trace on."""
+    """Run one policy from the beginning of the trace."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         made = Site(
@@ -190,7 +189,7 @@ def main() -> None:
 
 
 def _drawn(path: Path, o: argparse.Namespace) -> Path:
-    """A trace in which something happens, of as many seconds as are played."""
+    """Return a trace with changes, of as many seconds as are played."""
     files.write(demo_trace(o.nodes, o.seconds, o.speedup, o.seed), path)
     o.start = 0.0
     return path
@@ -201,7 +200,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(rows: list[Played]) -> str:
-    """The rows for people."""
+    """Return the rows as text."""
     exact = next((r.samples for r in rows if r.stated == "exact"), rows[0].samples)
     lines = [
         "policy      curves      samples  over exact  speed-up  node-hours  rescales  paused  "

@@ -1,12 +1,13 @@
-"""Mutated messages against the sockets of a daemon, an agent and a launcher, each a process of its
-own: nothing may end, memory may not grow, and an ordinary client of the daemon is served meanwhile.
+"""Sends mutated messages to the sockets of a daemon, an agent and a launcher, each in a process of
+its own. None of them may end, their memory may not grow, and an ordinary client of the daemon must
+be served meanwhile.
 
     python -m benchmarks.fuzz_messages [--messages 1000000] [--seed 1] [--json]
 
-Of the messages to the daemon most come from agents with the key of a lease, the others from users,
-from strangers that have not logged in, and as bytes that are no ZeroMQ at all. The agent is fuzzed
-as by its daemon, as by launchers and as by workers; the launcher as by its agent and as by workers.
-Shares: daemon 80 %, agent 12 %, launcher 8 %. Exit status 1 when a bound is broken.
+Most messages to the daemon come from agents with the key of a lease; the others from users, from
+unauthenticated peers, or as bytes that are not ZeroMQ. The agent gets messages as from its daemon,
+from launchers and from workers; the launcher as from its agent and from workers. Shares: daemon 80
+%, agent 12 %, launcher 8 %. Exit status 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ from tests.waiting import until
 MOST_GROWTH_MB, MOST_P99_MS = 50.0, 100.0
 LEASES = 4
 MOST_IN_VAIN = 30
-"""So many messages in a row that nobody takes: the daemon is gone."""
+"""Number of consecutive messages that nobody accepts after which the daemon counts as gone."""
 WARM_UP = 0.1
-"""Part of the messages after which memory is first measured: caches fill."""
+"""Share of the messages after which memory is first measured, because caches fill up before."""
 QUOTA = "[quotas]\nuser_jobs = 30\n"
 
 
 def daemon_process(pipe: Pipe, folder: str) -> None:
-    """The daemon, with jobs at work on some nodes; tells how to reach it and ends when told."""
+    """Run the daemon, with jobs at work on some nodes. Report how to reach it, and end when
+    told.
+    """
     machine = Imagined(*(f"n{i}" for i in range(LEASES)))
     running = RunningDaemon(Path(folder), machine, allocation=QUOTA)
     jobs, agents = [], []
@@ -74,7 +77,7 @@ def daemon_process(pipe: Pipe, folder: str) -> None:
         }
     )
     while not pipe.poll(0.5):
-        if running.error is not None:  # nobody is there to be asked any more
+        if running.error is not None:  # the receiver of the reports is gone
             traceback.print_exception(running.error)
             os._exit(1)
     pipe.recv()
@@ -90,7 +93,7 @@ def daemon_process(pipe: Pipe, folder: str) -> None:
 
 
 class Flood:
-    """Sends mutated messages of one sender over ZeroMQ; what comes back is read away."""
+    """Sends mutated messages of one sender over ZeroMQ, and discards the answers."""
 
     def __init__(self, context: zmq.Context[Any], at: dict[str, Any], secret: str) -> None:
         self._socket = context.socket(zmq.DEALER)
@@ -98,9 +101,9 @@ class Flood:
         self._socket.sndhwm = 200
         self._socket.sndtimeo = 2_000
         self.shut_out = 0
-        """Messages that were not taken."""
+        """Number of messages that were not accepted."""
         self.in_vain = 0
-        """Of these, the newest ones in a row."""
+        """Number of consecutive ones at the end."""
         self._socket.curve_secretkey = secret.encode()
         self._socket.curve_publickey = zmq.curve_public(secret.encode())
         self._socket.curve_serverkey = at["server"].encode()
@@ -112,17 +115,17 @@ class Flood:
         try:
             self._socket.send_multipart(frames)
             self.in_vain = 0
-        except zmq.Again:  # its connection was ended, and it is not let in any more
+        except zmq.Again:  # the daemon closed its connection and refuses a new one
             self.shut_out += 1
             self.in_vain += 1
 
 
 def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
-    """So many messages, of senders of all kinds."""
+    """Send ``count`` messages of senders of all kinds."""
     rng, context = random.Random(seed), zmq.Context()
     leases = {lease: env["MALLETRAIN_LEASE_KEY"] for lease, _, env in at["leases"]}
     names = (*at["jobs"], *leases, *(node for _, node, _ in at["leases"]), "running", "rank0")
-    # One that says that its node leaves soon has nothing more to say.
+    # An agent that announces its departure has nothing more to send.
     stay = [t for t in mutations.of_agents() if t not in (messages.Leaving, messages.Sick)]
     agent_mutator = mutations.Mutator(rng, stay, names, without=("gone_in_s", "sick"))
     client_mutator = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
@@ -133,7 +136,7 @@ def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
     everybody = (*agents, *users, *strangers)
     for number in range(count):
         if sum(flood.in_vain for flood in everybody) > MOST_IN_VAIN:
-            raise SystemExit(f"The daemon takes nothing any more after {number} messages.")
+            raise SystemExit(f"The daemon accepts nothing after {number} messages.")
         draw = rng.random()
         if draw < 0.7:
             rng.choice([a for a in agents if a.shut_out < 3] or strangers).send(
@@ -150,15 +153,15 @@ def flood_daemon(at: dict[str, Any], count: int, seed: int) -> None:
                 socket.create_connection((hostless[0], int(hostless[2])), timeout=10) as raw,
             ):
                 raw.sendall(rng.randbytes(rng.choice((1, 64, 4096))))
-        if number % 50_000 == 49_999:  # a stranger comes back under another key
+        if number % 50_000 == 49_999:  # an unauthenticated peer returns with another key
             strangers = [Flood(context, at, new_pair().secret)]
     shut_out = sum(flood.shut_out for flood in (*agents, *users, *strangers))
-    print(f"{shut_out} of {count} messages were not taken", file=sys.stderr)
+    print(f"{shut_out} of {count} messages were not accepted", file=sys.stderr)
     context.destroy(linger=1000)
 
 
 class Ordinary:
-    """A client that asks for the status ten times a second; an operator's, as the page is."""
+    """A client that requests the status ten times per second, as an operator's page does."""
 
     def __init__(self, at: dict[str, Any]) -> None:
         self.seconds: list[float] = []
@@ -189,7 +192,7 @@ class Ordinary:
 
 
 def fuzz_daemon(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """The whole of it for the daemon."""
+    """Test the daemon."""
     pipe, far = multiprocessing.Pipe()
     target = multiprocessing.Process(target=daemon_process, args=(far, str(folder)))
     target.start()
@@ -223,7 +226,7 @@ def fuzz_daemon(count: int, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def flood_daemon_apart(at: dict[str, Any], count: int, seed: int) -> None:
-    """In a process of its own, so that its work is not the client's."""
+    """Run in a process of its own, so that its work does not slow the client."""
     apart = multiprocessing.Process(target=flood_daemon, args=(at, count, seed))
     apart.start()
     apart.join()
@@ -232,13 +235,13 @@ def flood_daemon_apart(at: dict[str, Any], count: int, seed: int) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of a process so far."""
+    """Return the processor time of a process so far, seconds."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def fuzz_agent(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """The agent: as by its daemon, by launchers, by workers."""
+    """Test the agent, with messages as from its daemon, launchers and workers."""
     rng, daemon = random.Random(seed), FakeDaemon(heartbeat_s=5.0)
     agent = AgentProcess(daemon, "n0", folder)
     daemon.until(lambda: "n0" in daemon.nodes, "the agent says hello")
@@ -288,7 +291,7 @@ def fuzz_agent(count: int, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def datagram(mutator: mutations.Mutator) -> bytes:
-    """What a worker might send."""
+    """Return what a worker might send."""
     body = {"v": 1, "kind": mutator.rng.choice(("progress", "mark", "metric", "drained", "x"))}
     for name in ("job", "generation", "rank", "pid", "samples", "steps", "batch", "name", "value"):
         if mutator.rng.random() < 0.8:
@@ -300,7 +303,7 @@ def datagram(mutator: mutations.Mutator) -> bytes:
 
 
 class Silent:
-    """A launcher that only listens."""
+    """A launcher that only receives."""
 
     def on_message(self, message: Any) -> None: ...
 
@@ -312,7 +315,7 @@ class Silent:
 
 
 def launcher_process(endpoint: str) -> None:
-    """The loop of a launcher; it ends when the agent says Release."""
+    """The loop of a launcher; it ends when the agent sends Release."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     spec = messages.JobSpec("j", "me", "x", "/", "python")
     order = LaunchOrder("j1", spec, endpoint, "127.0.0.1", "/tmp", 1.0, 60.0)
@@ -320,7 +323,7 @@ def launcher_process(endpoint: str) -> None:
 
 
 def fuzz_launcher(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """The launcher: as by its agent, and as by workers."""
+    """Test the launcher, with messages as from its agent and from workers."""
     rng = random.Random(seed)
     agent = zmq.Context.instance().socket(zmq.ROUTER)
     agent.linger = 0
@@ -391,7 +394,7 @@ def main() -> int:
     if options.json:
         print(json.dumps(report))
     else:
-        print(f"seed {options.seed}, load {load:.1f}: {'all bounds kept' if good else 'BROKEN'}")
+        print(f"seed {options.seed}, load {load:.1f}: {'all limits met' if good else 'EXCEEDED'}")
     return 0 if good else 1
 
 

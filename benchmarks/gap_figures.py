@@ -1,17 +1,17 @@
-"""The dissertation's Figures 3.7 to 3.9: what the idle nodes of a machine look like.
+"""The dissertation's Figures 3.7 to 3.9: statistics of the idle nodes of a machine.
 
     python -m benchmarks.figures 3.7 --trace week1.csv.gz --node-list nodes.txt [--log KTH.swf.gz]
     python -m benchmarks.figures 3.8 …
     python -m benchmarks.figures 3.9 …
 
-* ``3.7``: how long gaps last (part of the gaps, and of the idle node-hours, below a length);
+* ``3.7``: lengths of gaps (share of the gaps, and of the idle node-hours, below a length);
 * ``3.8``: idle nodes over time;
-* ``3.9``: both of the real trace, and of traces made from its statistics
-  (:mod:`scavenger.trace.synthesis`), three draws.
+* ``3.9``: both for the real trace, and for three traces with its statistics
+  (:mod:`scavenger.trace.synthesis`).
 
-``--trace``: a trace, and ``--log``: the nodes that the jobs of a log left idle. Each machine has a
-line of its own; in 3.9 the first of them counts. ``--days``: only the first so many. What is
-counted is :mod:`malletrain.assess.gaps`'.
+``--trace``: a trace; ``--log``: the nodes that the jobs of a log left idle. Each machine has a
+line; 3.9 uses the first. ``--days``: only that many days. :mod:`malletrain.assess.gaps` computes
+the statistics.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Machine:
     report: GapReport
 
     def lengths(self) -> Floats:
-        """Of the gaps whose begin and end were both seen, seconds, ascending."""
+        """Lengths of the gaps of which begin and end were observed, seconds, ascending."""
         gaps = self.trace.gaps()
         return np.sort(gaps.length[gaps.complete])
 
     def idle_spread(self) -> Floats:
-        """Idle nodes, as a part of the machine: 5th, 50th and 95th percentile of the time."""
+        """Idle nodes as a share of the machine: 5th, 50th and 95th percentile over time."""
         times, counts = self.trace.idle_count()
         ends = np.append(times[1:], self.trace.duration_s)
         order = np.argsort(counts)
@@ -62,7 +62,7 @@ class Machine:
         return np.asarray(counts[order][at] / len(self.trace.names))
 
     def row(self) -> dict[str, Any]:
-        """For the table."""
+        """Return the row of the table."""
         lengths, spread = self.lengths(), self.idle_spread()
         quarter = np.quantile(lengths, QUARTILES)
         return {
@@ -82,7 +82,7 @@ class Machine:
 
 
 def machines(args: argparse.Namespace) -> list[Machine]:
-    """Those asked for."""
+    """Return the requested machines."""
     traces = []
     if args.trace:
         names = read_names(args.node_list) if args.node_list else None
@@ -100,7 +100,7 @@ def _name(path: str) -> str:
 
 
 def made(real: Machine) -> list[Machine]:
-    """Traces from the statistics of the real one, as long and of as many nodes."""
+    """Return traces with the statistics, length and number of nodes of the real one."""
     model = synthesis.like(real.trace)
     count, length = len(real.trace.names), real.trace.duration_s
     traces = [synthesis.synthesise(model, count, length, seed) for seed in range(DRAWS)]
@@ -114,7 +114,7 @@ def _lengths(axes: Any, every: list[Machine], hours: bool = True) -> None:
         if hours:
             parts.append(("idle node-hours", np.cumsum(lengths) / lengths.sum(), "--"))
         for label, part, style in parts:
-            # As many points as a picture shows, and the longest gaps each.
+            # as many points as a picture can show, and always the longest gaps
             few = np.linspace(0, len(lengths) - 1, 2000).astype(int)
             at = np.unique(np.concatenate((few, np.arange(len(lengths))[-300:])))
             colour = COLOURS[k % len(COLOURS)]
@@ -170,7 +170,7 @@ def draw(which: str, every: list[Machine], path: Path) -> None:
 
 
 def figure(which: str, args: argparse.Namespace) -> None:
-    """One of the three."""
+    """Make one of the three figures."""
     every = machines(args)
     if which == "3.9":
         every = [every[0], *made(every[0])]
@@ -195,7 +195,7 @@ def figure(which: str, args: argparse.Namespace) -> None:
 
 
 def distance(one: Floats, other: Floats) -> float:
-    """The largest difference of the two distributions (Kolmogorov and Smirnov), 0 to 1."""
+    """Return the largest difference of the two distributions (Kolmogorov and Smirnov), 0 to 1."""
     at = np.concatenate((one, other))
     parts = [np.searchsorted(each, at, side="right") / len(each) for each in (one, other)]
     return float(np.abs(parts[0] - parts[1]).max())

@@ -49,7 +49,9 @@ from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 
 LIVER_GOODPUT = 0.99
-"""Published as "up to" by LiveR (arXiv 2605.22014), with other models and other volatility."""
+"""Goodputs published as "up to" by LiveR (arXiv 2605.22014), with other models and another
+volatility.
+"""
 FIRST_HOUR, HOURS = 60.0, 24.0
 LONG_SAMPLES = 1e12
 """Number of samples of a job that does not end within the simulation."""
@@ -151,11 +153,11 @@ def simulated_row(
 
 
 Steps = Sequence[tuple[float, int, int]]
-"""(time, number, nodes) of each step, in order of time."""
+"""Return (time, number, nodes) of each step, in order of time."""
 
 
 def usual_s(steps: Steps) -> dict[int, float]:
-    """Return number of nodes → median time between two steps on so many nodes, seconds."""
+    """Return number of nodes → median time between two steps on that many nodes, seconds."""
     gaps: defaultdict[int, list[float]] = defaultdict(list)
     for before, after in pairwise(steps):
         if not _is_change(before, after):

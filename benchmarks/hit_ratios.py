@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 
 def never_evict_hits(fraction: float) -> float:
-    """Return the share of hits of a cache that keeps each sample from its first read while it fits.
+    """Return the hit ratio of a cache that keeps each sample from its first read while it has room.
 
     Args:
         fraction: part of the data that fits, from 0; more than 1 if there is room for more.
@@ -40,10 +40,10 @@ def lru_hits(fraction: float) -> float:
 
 
 def pooled_hits(memories: Iterable[float], data: float) -> float:
-    """Return the share of hits of the nodes of a job together, from the second epoch on.
+    """Return the hit ratio of the nodes of a job together, from the second epoch on.
 
     Args:
         memories: memory of each node for the data, bytes.
-        data: size of the data set as it is packed, bytes.
+        data: size of the packed data set, bytes.
     """
     return never_evict_hits(sum(memories) / data) if data > 0 else 0.0

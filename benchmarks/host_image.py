@@ -1,7 +1,6 @@
-"""A container image that costs nothing: a directory of empty mount points into which this machine's
-own file system is bound. For tests and benchmarks of what a container adds.
-
-It has no /usr of its own and no Python but the one that runs this; nothing is copied.
+"""A container image without cost: a directory of empty mount points into which this machine's own
+file system is bound. For tests and benchmarks of the cost of a container. It has no /usr of its
+own, and no Python but the running one; nothing is copied.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ EMPTY = ("dev", "proc", "sys", "tmp", "etc", "home", "mnt", "var/tmp", "run", "r
 
 
 def make_image(directory: Path, python: Path | None = None) -> Path:
-    """Make the image; return its path.
+    """Make the image. Return its path.
 
     Args:
-        directory: where; it is made.
-        python: what is first on the image's PATH, as ``python``; None: an image without one.
+        directory: the new directory of the image.
+        python: target of ``python``, first on the image's PATH; None: an image without one.
     """
     for name in (*EMPTY, "usr", "opt/bin", "ch"):
         (directory / name).mkdir(parents=True)
@@ -35,7 +34,7 @@ def make_image(directory: Path, python: Path | None = None) -> Path:
 
 
 def host_binds(*more: Path) -> list[str]:
-    """What of this machine has to be bound for this Python and its torch to run."""
+    """Return the paths of this machine that must be bound for this Python and its torch."""
     torch = find_spec("torch")
     places = [
         Path("/usr"),

@@ -61,14 +61,14 @@ class Images:
 
 @dataclass(frozen=True)
 class ReadingModel:
-    """What reading costs."""
+    """Costs of reading."""
 
     step_s: float
-    """Time of a step whose samples are there, seconds."""
+    """Duration of a step whose samples are in memory, seconds."""
     read_s: float
     """Time of one process to read a sample, seconds."""
     readers: int
-    """Processes that read side by side."""
+    """Number of parallel reading processes."""
 
 
 @dataclass

@@ -1,13 +1,13 @@
 """The cache of jobscripts/infinicache beside Redis on this machine: latency, a straggler, several
 clients, the codec.
 
-    python -m benchmarks.infinicache [--part latency,straggler,clients,codec] [--nodes 12] [--quick]
-    [--json]
+    python -m benchmarks.infinicache [--part latency,straggler,clients,codec] [--nodes 12]
+        [--quick] [--json]
 
-Every cache node is a process, as are the Redis servers (one; and as many as cache nodes, keys
-shared out over them by hash in the client). All are reached over plain sockets on the loopback.
-Contenders take turns, one operation each, so that they meet the same neighbours; with fewer than
-100 operations the p99 is the longest. Redis keeps nothing on disk; its client is redis-py with the
+Every cache node is a process, and so are the Redis servers (one; or as many as cache nodes, with
+keys assigned to them by hash in the client). All are reached by plain sockets on the loopback.
+Contenders alternate after each operation, so that other load affects them equally. With fewer than
+100 operations the p99 is the longest. Redis stores nothing on disk; its client is redis-py with the
 hiredis parser.
 """
 
@@ -45,23 +45,23 @@ from benchmarks.infinicache_contenders import (
 MB = 1_000_000
 CODES = ((10, 0), (10, 1), (10, 2), (4, 2), (5, 1))
 SIZES_MB = {1: 100, 10: 100, 40: 25, 100: 10}
-"""Size → operations of each contender."""
+"""Size → number of operations of each contender."""
 STRAGGLER_CODES = ((10, 0), (10, 1), (10, 2))
 CLIENTS = (1, 2, 5, 10)
 CLIENT_SECONDS = 3.0
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The q-quantile, nearest rank."""
+    """Return the q-quantile, by the nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
 def compare(clients: dict[str, Any], size: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Name → operation → seconds; the contenders take turns."""
+    """Return name → operation → seconds. The contenders alternate."""
     value = random.Random(size).randbytes(size)
     took: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in clients}
-    for turn in range(rounds + 1):  # the first is for warming up
+    for turn in range(rounds + 1):  # the first one warms up
         for name, client in clients.items():
             key = f"{name} {size}"
             began = time.perf_counter()
@@ -80,7 +80,7 @@ def compare(clients: dict[str, Any], size: int, rounds: int) -> dict[str, dict[s
 
 
 def latency(nodes: int, quick: bool) -> list[dict[str, Any]]:
-    """GET and PUT by size and code, beside Redis."""
+    """Measure GET and PUT by size and code, beside Redis."""
     rows = []
     with ExitStack() as stack:
         addresses = stack.enter_context(cache_nodes(nodes)).addresses
@@ -108,7 +108,7 @@ def latency(nodes: int, quick: bool) -> list[dict[str, Any]]:
 
 
 def straggler(nodes: int, quick: bool) -> list[dict[str, Any]]:
-    """GET of 10 MB while nodes are late now and then."""
+    """Measure GET of 10 MB while nodes are sometimes late."""
     rows = []
     with cache_nodes(nodes, LATE_SHARE) as late:
         clients = {f"{d}+{p}": contender(f"{d}+{p}", late.addresses) for d, p in STRAGGLER_CODES}
@@ -127,11 +127,11 @@ def straggler(nodes: int, quick: bool) -> list[dict[str, Any]]:
 
 
 def _client(name: str, where: list[str], seconds: float) -> None:
-    """One client process: GETs until the time is over; prints how many, and the CPU time that they
-    took.
+    """One client process: makes GETs until the time is over, and prints their number and their
+    processor time.
     """
     client = contender(name, where)
-    for i in range(4):  # connections, memory and, where there is one, the near cache
+    for i in range(4):  # connections, memory and, if used, the near cache
         client.get(f"shared {i}")
     print("ready", flush=True)
     sys.stdin.readline()
@@ -145,7 +145,7 @@ def _client(name: str, where: list[str], seconds: float) -> None:
 
 
 def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
-    """GETs of 10 MB by several processes at once."""
+    """Measure GETs of 10 MB by several simultaneous processes."""
     seconds = 1.0 if quick else CLIENT_SECONDS
     rows = []
     with ExitStack() as stack:
@@ -205,8 +205,8 @@ def clients(nodes: int, quick: bool) -> list[dict[str, Any]]:
 
 
 def codec(nodes: int, quick: bool) -> list[dict[str, Any]]:
-    """Encoding, and decoding with p data chunks lost, of 10 MB on one core: GB/s of the object
-    (best of several, as code is measured).
+    """Measure encoding, and decoding with p data chunks lost, of 10 MB on one core: GB/s of the
+    object (the best of several runs).
     """
     from infinicache.codec import Code, encode, rebuild
 
@@ -249,7 +249,7 @@ PARTS: dict[str, Callable[[int, bool], list[dict[str, Any]]]] = {
 
 
 def verdicts(results: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """The targets, met or missed."""
+    """Return the targets, met or missed."""
     sentences = []
     rows = {(r["size_mb"], r["contender"]): r for r in results.get("latency", [])}
     for mb in (10, 40, 100):
@@ -277,13 +277,13 @@ def verdicts(results: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", default=",".join(PARTS))
     parser.add_argument("--nodes", type=int, default=12)
-    parser.add_argument("--quick", action="store_true", help="few operations: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="few operations, to test that it runs")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--as-node", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--as-client", nargs="+", help=argparse.SUPPRESS)

@@ -1,5 +1,5 @@
-"""Whom :mod:`benchmarks.infinicache` compares: cache nodes and Redis servers as processes of this
-machine, and a client of either.
+"""The contenders of :mod:`benchmarks.infinicache`: cache nodes and Redis servers as processes of
+this machine, and a client of each.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from infinicache import Cache, CacheNode  # noqa: E402
 
 KEY = b"a key for measuring"
 LATE_SHARE, LATE_S = 0.005, 0.3
-"""The straggler: each node answers this share of the reads of chunks so much later. One in 20
-objects of 10 chunks has a late one, and one in 1000 two.
+"""The straggler: share of the reads of chunks that each node answers late, and the delay. One in 20
+objects of 10 chunks has a late chunk, and one in 1000 two.
 """
 REDIS_READ = 8 << 20
-"""Bytes that redis-py reads at once; its default of 64 KiB is half as fast for large values."""
+"""Bytes that redis-py reads at once; with its default of 64 KiB it is half as fast for large
+values.
+"""
 
 
 async def node(capacity: int, late_share: float, proxies: int) -> None:
-    """One cache node: prints its address, reads those of all."""
+    """Run one cache node: print its address, then read those of all."""
     own = CacheNode(capacity, KEY, proxies=proxies)
     rng = random.Random(os.getpid())
     if late_share:
@@ -55,17 +57,17 @@ class Servers:
     addresses: list[str]
     """``host:port``, or ports of Redis."""
     pids: list[int]
-    """Of each."""
+    """Process id of each."""
 
     def cpu_s(self) -> float:
-        """CPU time that they have used, in all."""
+        """Their processor time so far, in total."""
         times = [psutil.Process(pid).cpu_times() for pid in self.pids]
         return sum(t.user + t.system for t in times)
 
 
 @contextmanager
 def cache_nodes(count: int, late_share: float = 0.0, proxies: int = 1) -> Iterator[Servers]:
-    """So many cache nodes."""
+    """Start ``count`` cache nodes."""
     about = [str(late_share), str(proxies)]
     argv = [sys.executable, "-m", "benchmarks.infinicache", "--as-node", *about]
     processes = [
@@ -87,7 +89,7 @@ def cache_nodes(count: int, late_share: float = 0.0, proxies: int = 1) -> Iterat
 
 @contextmanager
 def redis_servers(count: int) -> Iterator[Servers]:
-    """So many Redis servers without persistence."""
+    """Start ``count`` Redis servers without persistence."""
     import redis
 
     ports, processes = [], []
@@ -126,7 +128,7 @@ def redis_servers(count: int) -> Iterator[Servers]:
 
 
 class RedisClient:
-    """Redis servers as one store: each key on the server that its hash names."""
+    """Redis servers as one store: each key is on the server given by its hash."""
 
     def __init__(self, ports: list[int]) -> None:
         import redis
@@ -154,15 +156,15 @@ class RedisClient:
 
 
 class ViewingCache(Cache):
-    """A cache whose gets are views."""
+    """A cache whose gets return views."""
 
     def get(self, key: str, loader: Any = None) -> Any:
         return self.get_view(key, loader)
 
 
 def contender(name: str, where: list[str]) -> Any:
-    """A client by name: ``redis``, or a code such as ``10+1``, ``10+1 near`` with a near cache of
-    64 MB, or ``10+1 near views``, which copies nothing out of it.
+    """Return a client by its name: ``redis``; a code such as ``10+1``; ``10+1 near`` with a near
+    cache of 64 MB; or ``10+1 near views``, which copies nothing out of it.
     """
     if name == "redis":
         return RedisClient([int(port) for port in where])

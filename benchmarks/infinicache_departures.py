@@ -2,14 +2,13 @@
 :mod:`benchmarks.infinicache_replay`, with the same requests and the same departures.
 
     python -m benchmarks.infinicache_departures [--days 1] [--hours 2] [--nodes 16] [--scale 1000]
-    [--idle FILE] [--wait] [--json]
+        [--idle FILE] [--wait] [--json]
 
-The real pool has its nodes, proxies and client in this process, over real sockets. Its memory and
-its objects are ``--scale`` times smaller; each object has the code of its full size. Requests and
-departures follow each other in the order of the trace and without pauses. ``--wait``: after each
-departure the next request waits for the repairs, so that none is late.
-
-Every value that is read is compared with what was stored.
+The nodes, proxies and client of the real pool are in this process, over real sockets. Its memory
+and its objects are ``--scale`` times smaller; each object has the code of its full size. Requests
+and departures follow each other in the order of the trace, without pauses. ``--wait``: after each
+departure the next request waits for the repairs, so that none is late. Every value that is read is
+compared with the stored one.
 """
 
 from __future__ import annotations
@@ -43,24 +42,24 @@ from infinicache.objects import CacheError  # isort: skip
 KEY = b"a key for measuring"
 DAY_S, LOOK_S = 86400.0, 10.0
 REPAIRED_S = 60.0
-"""The longest wait for repairs, seconds."""
+"""Maximum wait for repairs, seconds."""
 
 
 @dataclass
 class RealPool:
-    """Nodes of the cache in this process that come and go by name."""
+    """Nodes of the cache in this process, which come and go by name."""
 
     memory: int
-    """Bytes that each lends."""
+    """Memory of each node, bytes."""
     limit: int
     idle: dict[str, float] = field(default_factory=dict)
-    """Idle node to when it became idle, seconds."""
+    """Idle node → time at which it became idle, seconds."""
     nodes: dict[str, CacheNode] = field(default_factory=dict)
-    """In rank order."""
+    """The nodes in rank order."""
     departures: int = 0
 
     def fill(self) -> None:
-        """Idle nodes join up to the limit, those idle longest first."""
+        """Let idle nodes join up to the limit, those idle longest first."""
         for name, _ in sorted(self.idle.items(), key=lambda item: item[1]):
             if len(self.nodes) >= self.limit:
                 break
@@ -69,7 +68,7 @@ class RealPool:
         self._announce()
 
     async def lose(self, names: list[str]) -> None:
-        """Nodes are gone without notice."""
+        """Remove nodes without notice."""
         gone = [self.nodes.pop(name) for name in names if name in self.nodes]
         for name in names:
             self.idle.pop(name, None)
@@ -90,7 +89,7 @@ class RealPool:
 
 
 def content(key: str, size: int) -> bytes:
-    """The value of a key: its bytes follow from its name."""
+    """Return the value of a key: its bytes are derived from its name."""
     return hashlib.shake_128(key.encode()).digest(size)
 
 
@@ -115,14 +114,14 @@ async def real(
     scale: int,
     wait: bool,
 ) -> dict[str, Any]:
-    """Send the requests to a real pool; what came of them.
+    """Send the requests to a real pool. Return the results.
 
     Args:
-        requests: in order of time.
-        changes: of nodes, in order of time.
-        pool: without nodes yet.
-        scale: divides sizes.
-        wait: whether repairs are waited for.
+        requests: requests in order of time.
+        changes: changes of nodes, in order of time.
+        pool: a pool without nodes.
+        scale: divisor of sizes.
+        wait: whether to wait for repairs.
     """
     counts: dict[str, int] = defaultdict(int)
     looks = [(LOOK_S * k, 2, None) for k in range(int(requests[-1].time / LOOK_S) + 1)]
@@ -170,7 +169,7 @@ async def real(
 
 
 async def _request(cache: AsyncCache, request: Request, scale: int, counts: dict[str, int]) -> None:
-    """A get, and a put if it finds nothing."""
+    """Make a get, and a put on a miss."""
     value = content(request.key, max(1, request.size // scale))
     answer = None
     try:
@@ -190,7 +189,7 @@ async def _request(cache: AsyncCache, request: Request, scale: int, counts: dict
 
 
 def main() -> None:
-    """Measure, print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,9 @@
-"""One pool of the cache through one trace of idle nodes, for :mod:`benchmarks.infinicache_replay`.
+"""Simulates one pool of the cache on one trace of idle nodes, for
+:mod:`benchmarks.infinicache_replay`.
 
-Placement, eviction, backups, repair and drains are decided by the product's own
-:mod:`infinicache.table`; what is modelled is time: a joiner is there after 5 s, repair and drains
-take as long as the bytes they move, a copy is there when its node's turn came.
+The product's own :mod:`infinicache.table` decides placement, eviction, backups, repair and drains.
+Time is modelled: a joiner is ready after 5 s; repair and drains take as long as their bytes need; a
+copy exists after its node's turn.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from infinicache.availability import PoolChange, expected_losses
 from infinicache.codec import STRIPE_BYTES, Code, code_for
 from infinicache.entries import Entry
 from infinicache.objects import TooLarge, Unavailable
-from infinicache.placement import Prospect, bonds_of
+from infinicache.placement import Prospect, departure_groups_of
 from infinicache.proxy import peer_of
 from infinicache.table import Table
 
 JOIN_S, GRACE_S, SETTLE_S = 5.0, 30.0, 1.0
 MOVE_BYTES_S, NODE_BYTES_S = 200e6, 1e9
-"""Repair of the pool (the product's default), and what one node can hand over."""
+"""Rate of repair of the pool (the product's default), and of the hand-over of one node, bytes per
+second.
+"""
 LOOK_S = 10.0
 FORECAST_EVERY_S = 60.0
 SUDDEN = {
@@ -43,29 +46,29 @@ SUDDEN = {
     "all without": 1.0,
     "random nodes, without": 1.0,
 }
-"""How nodes are taken → the share of them that goes without notice. ``never``: the best that this
-memory could do. ``random nodes``: as many as in the trace at the same times, but others, as the
-hypergeometric model has it.
+"""Kind of preemption → the share of departures without notice. ``never``: an upper bound for this
+memory. ``random nodes``: as many nodes as in the trace at the same times, but others, as in the
+hypergeometric model.
 """
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the cache is run."""
+    """Settings of the cache."""
 
     name: str
     apart: bool = False
-    """Whether it is known which nodes have a rack or their arrival in common."""
+    """Whether nodes with a common rack or arrival are known."""
     foresight: Foresight = "none"
-    """Who tells how long nodes last."""
+    """Source of the forecasts of how long nodes stay."""
     backup_s: float = 0.0
-    """Seconds between two copies of what is new to a peer; half of the memory is for copies."""
+    """Interval of the copies to a peer, seconds; half of the memory is for copies."""
     reserve: float = 0.0
     """Share of the memory that puts leave free."""
     room: bool = True
-    """Whether room is made for what leavers hand over."""
+    """Whether room is made for the chunks of leavers."""
     whole: bool = False
-    """Objects whole on one node: of nodes that are never taken no parity is needed."""
+    """Whether objects are whole on one node: nodes that are never taken need no parity."""
 
 
 @dataclass
@@ -77,7 +80,7 @@ class Replay:
     preemption: str
     way: Way
     begin: float
-    """Where in the trace of idle nodes it begins, seconds."""
+    """Start in the trace of idle nodes, seconds."""
     forecaster: Forecaster | None = None
     rng: random.Random = field(default_factory=lambda: random.Random(11))
 
@@ -91,7 +94,7 @@ class Replay:
         self.forecast_at = self.copied_at = -1e9
         self.peers: dict[str, str] = {}
         self.fresh: dict[str, set[tuple[str, int, int]]] = {}
-        """Node → (key, version, index) that its peer has no copy of."""
+        """Node → (key, version, index) without a copy at its peer."""
         self.counts: dict[str, float] = dict.fromkeys(
             (
                 *("gets", "hits", "bytes", "hit_bytes", "refused", "repair_bytes"),
@@ -102,12 +105,12 @@ class Replay:
         self.node_s = self.used_s = 0.0
         self.changes: list[PoolChange] = []
         self.together: list[tuple[int, int]] = []
-        """(nodes there were, nodes lost) of each loss."""
+        """(nodes in the pool, nodes lost) of each loss."""
 
     # --- time ---
 
     def advance(self, now: float) -> None:
-        """Time passes: memory is lent, repairs go on."""
+        """Advance the time: integrate the memory, and continue repairs."""
         dt = now - self.now
         self.node_s += dt * len(self.table.nodes)
         self.used_s += dt * sum(n.reserved for n in self.table.nodes.values())
@@ -121,7 +124,7 @@ class Replay:
                 self.repair(entry)
 
     def repair(self, entry: Entry) -> None:
-        """Make an object whole, as far as there are nodes with room."""
+        """Repair an object as far as nodes have room."""
         for move in sorted(
             moves.repair(self.table, entry), key=lambda m: m.index not in entry.spare
         ):
@@ -134,13 +137,13 @@ class Replay:
             self.allowance -= moved
 
     def place(self, entry: Entry, index: int, node: str | None) -> None:
-        """A chunk is somewhere else now."""
+        """Move a chunk."""
         self.table.set_chunk(entry, index, node)
         if node is not None and self.way.backup_s:
             self.fresh.setdefault(node, set()).add((entry.key, entry.version, index))
 
     def look(self) -> None:
-        """Now and then: idle nodes join, lives are forecast, copies are made."""
+        """Do the regular work: let idle nodes join, forecast lifetimes, make copies."""
         if self.forecaster is not None and self.now - self.forecast_at >= FORECAST_EVERY_S:
             self.forecast_at = self.now
             since = {n: s + self.begin for n, s in self.idle.items()}
@@ -155,16 +158,16 @@ class Replay:
         self.fill()
 
     def prospect(self, node: str) -> Prospect:
-        """What is expected of a node."""
+        """Return the prospect of a node."""
         entry = self.table.nodes.get(node)
-        bonds = bonds_of(node, f"{self.now:.0f}") if self.way.apart else ()
+        departure_groups = departure_groups_of(node, f"{self.now:.0f}") if self.way.apart else ()
         return Prospect(
             self.prospects.get(node, float("inf") if self.forecaster is None else 60.0),
-            entry.prospect.bonds if entry is not None else bonds,
+            entry.prospect.departure_groups if entry is not None else departure_groups,
         )
 
     def copy(self) -> None:
-        """Every node copies what is new to its peer."""
+        """Copy the new chunks of every node to its peer."""
         for node in self.table.nodes:
             peer = peer_of(self.table.nodes, node, self.peers.get(node))
             if peer is None:
@@ -186,7 +189,7 @@ class Replay:
     # --- nodes ---
 
     def fill(self) -> None:
-        """Idle nodes that are up join, up to the limit: those idle longest first."""
+        """Let idle nodes that have started join, up to the limit: those idle longest first."""
         joined = []
         for node, since in sorted(self.idle.items(), key=lambda item: item[1]):
             if len(self.table.nodes) >= self.limit or since + JOIN_S > self.now:
@@ -200,9 +203,7 @@ class Replay:
             self.repairs = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
 
     def take(self, nodes: list[str]) -> None:
-        """These nodes are busy from now on; those with notice have handed over what the time
-        allowed.
-        """
+        """Remove nodes that become busy. Those with notice hand over what the time allows."""
         if self.preemption == "never" and self.table.nodes:
             return
         mine = [n for n in nodes if n in self.table.nodes]
@@ -226,7 +227,7 @@ class Replay:
             objects = [
                 (len(set(e.at.values())), e.protection)
                 for e in self.table.objects.values()
-                if e.protection >= 0  # else it waits for its copies
+                if e.protection >= 0  # otherwise the object waits for its copies
             ]
             self.counts["expected"] += (
                 expected_losses(objects, len(self.table.nodes), len(sudden)) if objects else 0.0
@@ -236,7 +237,7 @@ class Replay:
             self.lose(node, set(sudden))
 
     def drain(self, node: str) -> None:
-        """Hand over within the grace time; the rest is lost with the node."""
+        """Hand over chunks within the grace time; the rest is lost with the node."""
         budget_bytes = GRACE_S * NODE_BYTES_S
         for move in moves.drain(self.table, node):
             if move.bytes > budget_bytes:
@@ -249,7 +250,7 @@ class Replay:
         self.lose(node, set())
 
     def lose(self, node: str, with_it: set[str]) -> None:
-        """A node is gone. Its peer has the copies, if it is not going as well."""
+        """Remove a node. Its peer has the copies unless it leaves too."""
         peer = self.peers.pop(node, None)
         fresh = self.fresh.pop(node, set())
         saved = peer if peer in self.table.nodes and peer not in with_it else None
@@ -259,7 +260,7 @@ class Replay:
                 i for key, version, i in fresh if (key, version) == (entry.key, entry.version)
             }
             entry.spare = {i: n for i, n in entry.spare.items() if i not in missing}
-            if entry.hopeless:
+            if entry.unrecoverable:
                 self.table.remove(entry.key)
                 self.table.lost += 1
             else:
@@ -268,7 +269,7 @@ class Replay:
     # --- requests ---
 
     def request(self, request: Request) -> None:
-        """A client's request: a get that finds nothing is followed by a put."""
+        """Handle a client's request: a get that misses is followed by a put."""
         entry = self.table.objects.get(request.key)
         if not request.put:
             self.counts["gets"] += 1
@@ -293,10 +294,10 @@ class Replay:
 
 
 class NodeChange(NamedTuple):
-    """Nodes that become idle, or are taken, at one time."""
+    """Nodes that become idle or are taken at one time."""
 
     time: float
-    """Seconds from the begin of the part of the trace; negative before it."""
+    """Seconds from the beginning of the part of the trace; negative before it."""
     is_idle: bool
     names: list[str]
 
@@ -307,21 +308,19 @@ def node_changes(
     seconds: float,
     before: Callable[[dict[str, float], float], None] = lambda idle_since, at: None,
 ) -> tuple[dict[str, float], list[NodeChange]]:
-    """Return the changes of nodes in a part of a trace.
-
-    Departures within :data:`SETTLE_S` of the first are one, at the end of that time, or of the part
-    if that is earlier.
+    """Return the changes of nodes in a part of a trace. Departures within :data:`SETTLE_S` of the
+    first count as one, at the end of that time or of the part, whichever is earlier.
 
     Args:
         idle: the trace.
-        begin: begin of the part, seconds of the trace.
+        begin: beginning of the part, seconds of the trace.
         seconds: its length.
-        before: is called after each change before the part, with the idle nodes and when each
-            became idle, and the time; both in seconds from ``begin``.
+        before: called after each change before the part, with the idle nodes, the times at which
+            they became idle, and the time, all in seconds from ``begin``.
 
     Returns:
-        The nodes that are idle at the begin, in the order in which they became it, to that time;
-        and the changes from then on, in order of time.
+        The idle nodes at the beginning → the time at which each became idle, in that order; and the
+        later changes, in order of time.
     """
     since: dict[str, float] = {}
     changes: list[NodeChange] = []
@@ -363,11 +362,11 @@ def replay(
     preemption: str,
     way: Way,
 ) -> tuple[Replay, dict[str, Any]]:
-    """Replay; what came of it.
+    """Replay requests on a pool. Return the results.
 
     Args:
-        span: seconds of the trace of idle nodes: the first, and how many.
-        pool: bytes that each node lends, and how many nodes there are at most.
+        span: part of the trace of idle nodes: first second, and number of seconds.
+        pool: memory of each node, bytes, and maximum number of nodes.
     """
     begin, seconds = span
     lent = pool[0] // 2 if way.backup_s else pool[0]

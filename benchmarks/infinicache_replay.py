@@ -72,15 +72,15 @@ CODES = (Code(10, 0), Code(10, 1), Code(10, 2), Code(4, 2), Code(20, 4))
 
 
 def foretold(requests: list[Request], memory: float, sample: int) -> tuple[float, float]:
-    """Hits and bytes of hits, as shares of what was asked for, that ``memory`` bytes of objects
-    without parity are foretold to serve, by so many keys.
+    """Return the predicted hits and bytes of hits, as shares of the requests, of ``memory`` bytes
+    of objects without parity, from a sample of ``keys`` keys.
     """
     demand, seen = KeyDemand(sample, half_life_s=math.inf), set()
     for r in requests:
         demand.read(r.key, r.time, r.size if r.key in seen else 0)
         if r.key not in seen:
             seen.add(r.key)
-            demand.wrote(r.key, r.size, r.size, r.time)
+            demand.write(r.key, r.size, r.size, r.time)
     span = requests[-1].time - requests[0].time
     hits, size = demand.curve(requests[-1].time).at(memory)
     return hits * span / len(requests), size * span / sum(r.size for r in requests)
@@ -89,7 +89,7 @@ def foretold(requests: list[Request], memory: float, sample: int) -> tuple[float
 def model(
     changes: list[PoolChange], losses: list[tuple[int, int]], seconds: float
 ) -> list[dict[str, Any]]:
-    """How likely an object is lost within an hour of its put, by its code."""
+    """Return the probability that an object is lost within an hour of its put, by its code."""
     rows = []
     for code in CODES:
         share, error = monte_carlo(
@@ -110,7 +110,7 @@ def model(
 
 
 def main() -> None:
-    """Replay, print."""
+    """Replay and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -121,7 +121,9 @@ def main() -> None:
     parser.add_argument("--requests", default="docker")
     parser.add_argument("--ways", default=",".join(w.name.replace(",", ";") for w in WAYS))
     parser.add_argument("--preemption", default="30 s of notice;all without")
-    parser.add_argument("--reserved", default="", help="pools of so many nodes, never taken")
+    parser.add_argument(
+        "--reserved", default="", help="numbers of nodes of pools that are never taken"
+    )
     parser.add_argument(
         "--idle",
         type=Path,

@@ -17,7 +17,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @dataclass(frozen=True)
 class Request:
-    """One request at ``time`` (seconds from the start): a put stores, a get reads and stores on a
+    """A request at ``time`` (seconds from the start): a put stores; a get reads, and stores on a
     miss.
     """
 
@@ -28,7 +28,7 @@ class Request:
 
 
 CACHE_TRACES = {"cloudphysics": "cloudphysics_io", "web": "web_requests_bu98"}
-"""Requests to the name of their trace."""
+"""Name of requests → name of their trace."""
 
 
 def _rows(file_of_trace: Path) -> Iterator[list[str]]:
@@ -39,19 +39,19 @@ def _rows(file_of_trace: Path) -> Iterator[list[str]]:
 
 
 def trace_file(folder: Path, name: str) -> Path:
-    """The trace of these requests in a folder of traces."""
+    """Return the trace of these requests in a folder of traces."""
     return folder / f"{CACHE_TRACES[name]}.csv.gz"
 
 
 def cloudphysics(seconds: float, traces: Path = SHARED / "cache_trace") -> list[Request]:
-    """Two hours of block reads and writes, as they were timed."""
+    """Return two hours of block reads and writes, with their times."""
     read = _rows(trace_file(traces, "cloudphysics"))
     rows = ((int(t) / 1e6, op, key, int(size)) for t, op, key, size in read)
     return [Request(t, op == "PUT", key, size) for t, op, key, size in rows if t < seconds]
 
 
 def web(seconds: float, traces: Path = SHARED / "cache_trace") -> list[Request]:
-    """Web requests, which have an order but no times: spread evenly."""
+    """Return web requests, which have an order but no times, evenly spread over the time."""
     rows = list(_rows(trace_file(traces, "web")))
     return [
         Request(i * seconds / len(rows), op == "PUT", key, int(size))
@@ -60,8 +60,8 @@ def web(seconds: float, traces: Path = SHARED / "cache_trace") -> list[Request]:
 
 
 def docker(seconds: float, objects: int = 6000, per_s: float = 0.5) -> list[Request]:
-    """Layers of container images: sizes over nine orders of magnitude, 20 % above 10 MB; popularity
-    as 1/rank.
+    """Return requests for layers of container images: sizes over nine orders of magnitude, 20 %
+    above 10 MB; popularity as 1/rank.
     """
     rng = random.Random(7)
     sizes = [
@@ -83,4 +83,4 @@ REQUESTS: dict[str, Callable[[float, Path], list[Request]]] = {
     "cloudphysics": cloudphysics,
     "web": web,
 }
-"""Name to the requests of so many seconds, from a folder of traces."""
+"""Return name → requests of ``seconds`` seconds, from a folder of traces."""

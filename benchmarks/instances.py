@@ -31,7 +31,7 @@ KINDS = ("measured", "rough", "same", "sweep")
 
 @dataclass(frozen=True)
 class Instance:
-    """Jobs with their curves (one a class of nodes) and the nodes they run on, and all nodes of the
+    """Jobs with their curves (one per class of nodes) and their nodes, and all nodes of the
     machine.
     """
 
@@ -41,7 +41,7 @@ class Instance:
     max_size: int
 
     def bid(self, job: str, on: Sequence[str]) -> Bid:
-        """The bid of a job that runs on the nodes ``on``."""
+        """Return the bid of a job that runs on the nodes ``on``."""
         curves = self.curves[job]
         home = self.nodes[on[0]].pool if on else next(iter(curves))
         return make_bid(job, curves, current=len(on), current_pool=home, max_nodes=self.max_size)
@@ -53,7 +53,7 @@ def capacity(nodes: Mapping[str, NodeInfo]) -> dict[str, int]:
 
 
 def read_curves(path: Path) -> list[ScalingCurve]:
-    """The curves of a CSV file with columns model, nodes, samples_per_s."""
+    """Return the curves of a CSV file with columns model, nodes, samples_per_s."""
     points: dict[str, dict[int, float]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -62,7 +62,7 @@ def read_curves(path: Path) -> list[ScalingCurve]:
 
 
 def random_curve(rng: np.random.Generator, max_size: int, *, rough: bool) -> ScalingCurve:
-    """A curve with a point at each power of two and at ``max_size``, or at every size."""
+    """Return a curve with a point at each power of two and at ``max_size``, or at every size."""
     powers = 1 << np.arange(max_size.bit_length())
     sizes = np.arange(1, max_size + 1) if rough else np.unique(np.append(powers, max_size))
     serial = 10.0 ** rng.uniform(-4.0, -1.5)
@@ -86,10 +86,8 @@ def instance(
     stated_curves: Sequence[ScalingCurve] = (),
     classes: int = 1,
 ) -> Instance:
-    """One problem; the same arguments give the same problem.
-
-    With several classes, each has a part of the nodes, and a job's curve on each is its own times a
-    random speed of 0.5-2.
+    """Return one problem; the same arguments return the same problem. With several classes, each
+    has a part of the nodes, and a job's curve on each is its own times a random speed of 0.5-2.
     """
     rng = np.random.default_rng(seed)
     names = [f"n{i:05}" for i in range(nodes)]

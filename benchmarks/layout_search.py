@@ -126,7 +126,7 @@ def search(world: World, rates: Mapping[NodeLayout, float], config: SearchConfig
 
 
 def some_rates(seed: int, layouts: int) -> dict[NodeLayout, float]:
-    """Return random throughputs of so many layouts."""
+    """Return random throughputs of ``count`` layouts."""
     draw = random.Random(1000 + seed)
     return {NodeLayout(n + 1, 1): draw.uniform(50.0, 100.0) for n in range(layouts)}
 
@@ -134,7 +134,7 @@ def some_rates(seed: int, layouts: int) -> dict[NodeLayout, float]:
 def cell(
     noise: Noise, step_s: float, config: SearchConfig, searches: int, layouts: int
 ) -> dict[str, Any]:
-    """Return the figures of searches with one noise."""
+    """Return the figures of searches with one kind of noise."""
     good = worse = abandoned = 0
     ratios, times_s = [], []
     for seed in range(searches):

@@ -1,9 +1,9 @@
-"""How long a main job waits for nodes whose leases are told to leave, where nobody moves the job:
-without a daemon, and while the job is just starting.
+"""Measures how long a main job waits for nodes whose leases must end while nobody moves the job:
+without a daemon, and while the job is starting.
 
     python -m benchmarks.leaving [--nodes 4] [--json]
 
-On the embedded cluster, in seconds from SIGTERM to the end of the last agent that was told.
+Runs on the embedded cluster. Seconds from SIGTERM to the end of the last agent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SITUATIONS = {
 
 
 def terminate(made: Site, nodes: list[str]) -> float:
-    """Seconds until the agents on these nodes are gone after SIGTERM."""
+    """Return the seconds from SIGTERM until the agents on these nodes have ended."""
     agents = [made.agents()[node] for node in nodes]
     began = time.monotonic()
     for agent in agents:
@@ -51,7 +51,7 @@ def terminate(made: Site, nodes: list[str]) -> float:
 
 
 def training(everywhere: bool, alone: bool, count: int) -> float:
-    """While the job trains."""
+    """Measure while the job trains."""
     with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as made:
         job = made.submit(made.script("train.py", TRAINS), nodes=(1, count))
         made.until(lambda: len(made.job(job).nodes) == count, "the job has all nodes")
@@ -63,7 +63,7 @@ def training(everywhere: bool, alone: bool, count: int) -> float:
 
 
 def starting(everywhere: bool, alone: bool, count: int) -> float:
-    """While its workers import torch."""
+    """Measure while its workers import torch."""
     with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as made:
         job = made.submit(made.script("train.py", TRAINS), nodes=(count, count))
         made.until(lambda: len(made.job(job).nodes) == count, "the job has all nodes")

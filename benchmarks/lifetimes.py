@@ -57,14 +57,16 @@ SOURCES: tuple[Foresight, ...] = ("none", "age", "known")
 
 
 def polls(trace: Trace, every_s: float) -> Iterator[tuple[float, dict[str, float]]]:
-    """(time, node → since when it was seen idle): what polls of the machine show, seconds."""
+    """Yield (time, node → time since which it was seen idle) as polls of the machine show it,
+    seconds.
+    """
     since: dict[str, float] = {}
     idle = np.zeros(len(trace.names), dtype=bool)
     done = 0
     for now in np.arange(0.0, trace.duration_s, every_s).tolist():
         stop = int(np.searchsorted(trace.time, now, side="right"))
         changed = trace.node[done:stop].tolist()
-        # A node that was busy in between is in another gap, as the scheduler's log would say.
+        # A node that was busy in between is in another gap, as the scheduler's log shows.
         for node, becomes in zip(changed, trace.idle[done:stop].tolist(), strict=True):
             idle[node] = becomes
             since.pop(trace.names[node], None)
@@ -76,7 +78,9 @@ def polls(trace: Trace, every_s: float) -> Iterator[tuple[float, dict[str, float
 
 
 def ends_of(trace: Trace) -> dict[str, tuple[list[float], list[float]]]:
-    """Node → begins of its gaps, and their ends; infinite where the trace does not show it."""
+    """Return node → beginnings of its gaps, and their ends; infinite if the trace does not show the
+    end.
+    """
     gaps = trace.gaps()
     results: dict[str, tuple[list[float], list[float]]] = {}
     for node, begin, end in zip(gaps.node.tolist(), gaps.start, gaps.end, strict=True):
@@ -87,7 +91,7 @@ def ends_of(trace: Trace) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def judge(trace: Trace, train_s: float, poll_s: float, every_s: float) -> list[dict[str, Any]]:
-    """Scores of all contenders over the time after ``train_s``, a row for each horizon."""
+    """Return scores of all contenders over the time after ``train_s``, one row per horizon."""
     horizons = np.array(HORIZONS_S)
     ends = ends_of(trace)
     watch = GapWatch(SurvivalEstimator())
@@ -153,14 +157,16 @@ def _end(gaps: tuple[list[float], list[float]], now: float) -> float:
 
 
 def _calibration_error(p: Floats, y: Floats) -> float:
-    """The mean distance of said and seen over ten groups of equal size."""
+    """Return the mean difference of forecast and observed frequency over ten groups of equal
+    size.
+    """
     groups = np.array_split(np.argsort(p, kind="stable"), 10)
     return float(sum(len(g) * abs(p[g].mean() - y[g].mean()) for g in groups if len(g)) / len(p))
 
 
 def tell(rows: list[dict[str, Any]]) -> list[str]:
-    """The Markdown table: Brier score, by how much it is better than the base rate's (on each of
-    the days judged), and the calibration error.
+    """Return the Markdown table: Brier score, its improvement over the base rate (on each judged
+    day), and the calibration error.
     """
     lines = ["| idle still after | fraction | base rate | by age |", "|---|---|---|---|"]
     for row in rows:
@@ -180,7 +186,7 @@ def tell(rows: list[dict[str, Any]]) -> list[str]:
 def worth(
     trace: Trace, curves: Path, count: int, max_size: int, snapshot_s: float
 ) -> list[dict[str, Any]]:
-    """Results of a simulation with each source of forecasts; times in per cent of the idle
+    """Return results of a simulation with each source of forecasts; times in per cent of the idle
     node-seconds.
     """
     shapes = list(read_curves(curves).values())

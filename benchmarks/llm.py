@@ -57,13 +57,13 @@ ITEMS = ("losses", "notice", "batch")
 
 @dataclass(frozen=True)
 class Measure:
-    """One number, and what it should be."""
+    """One measured number, and its target."""
 
     item: str
     measure: str
     value: float
     target: str = ""
-    """Empty: it is shown for comparison."""
+    """Target; empty: the number is shown for comparison."""
     is_met: bool | None = None
 
 
@@ -71,10 +71,10 @@ class Measure:
 
 
 class ReplicaProcesses:
-    """Replicas as ``llmserve serve`` starts them, without a daemon.
+    """Starts replicas as ``llmserve serve`` does, without a daemon.
 
     Args:
-        live: gets them.
+        live: the dispatcher that gets them.
     """
 
     def __init__(self, live: LiveDispatcher) -> None:
@@ -82,7 +82,7 @@ class ReplicaProcesses:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self, name: str, load_s: float = 0.0) -> None:
-        """Start one, and give it to the dispatcher when it has loaded."""
+        """Start a replica, and add it to the dispatcher when it has loaded."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "llmserve.cli", "serve", "--model", "simulated"),
             *("--slots", str(SLOTS), "--", *ENGINE, "--load-s", str(load_s)),
@@ -98,7 +98,7 @@ class ReplicaProcesses:
             self._live.add_replica(name, line.decode().split()[-1])
 
     async def kill(self, name: str) -> None:
-        """Kill one: its front and its engine die at once. The dispatcher is not told."""
+        """Kill a replica: its front and its engine end at once. The dispatcher is not notified."""
         process = self._processes.pop(name)
         for child in psutil.Process(process.pid).children(recursive=True):
             child.kill()
@@ -106,24 +106,24 @@ class ReplicaProcesses:
         await process.wait()
 
     async def close(self) -> None:
-        """Kill all."""
+        """Kill all replicas."""
         for name in list(self._processes):
             await self.kill(name)
 
 
 @dataclass
 class StreamRecords:
-    """What the clients of all streams saw."""
+    """The observations of the clients of all streams."""
 
     failed: int = 0
     different: int = 0
-    """Streams whose text is not that of the undisturbed answer."""
+    """Number of streams whose text differs from the undisturbed answer."""
     stalls_s: list[float] = field(default_factory=list)
-    """Of streams that were disturbed."""
+    """Longest waits of streams that were disturbed."""
 
 
 async def read_streams(live: LiveDispatcher, streams: int, tokens: int) -> StreamRecords:
-    """Run so many streams, :data:`OPEN` at a time."""
+    """Run ``count`` streams, :data:`OPEN` at a time."""
     records, numbers = StreamRecords(), iter(range(streams))
 
     async def one_after_another() -> None:
@@ -147,7 +147,7 @@ async def read_streams(live: LiveDispatcher, streams: int, tokens: int) -> Strea
 
 
 async def streams_case(item: str, streams: int, tokens: int, period_s: float) -> list[Measure]:
-    """Streams while replicas are killed one after another."""
+    """Run streams while replicas are killed one after another."""
     async with LiveDispatcher(Fcfs(), SimulatedTokenizer(), "simulated") as live:
         replicas = ReplicaProcesses(live)
         names = [f"n{number}" for number in range(REPLICAS)]
@@ -199,7 +199,7 @@ async def streams_case(item: str, streams: int, tokens: int, period_s: float) ->
 
 
 def batch_lines(requests: int) -> Iterator[tuple[str, int]]:
-    """(prompt, tokens) of each request: 50 to 450 tokens."""
+    """Return (prompt, tokens) of each request: 50 to 450 tokens."""
     for number in range(requests):
         yield f"Prompt {number}", 50 + 100 * (number % 5)
 
@@ -214,25 +214,25 @@ def write_batch(path: Path, requests: int) -> None:
 
 
 class BatchSite(Site):
-    """A site whose jobs are not given up because many of their processes are killed."""
+    """Return a site whose jobs are not given up because many of their processes are killed."""
 
     limits = LIMITS.replace("max_tries = 2", "max_tries = 1000")
 
 
 class BatchFaults:
-    """Kills one thing after another until the batch is complete.
+    """Kills one process after another until the batch is complete.
 
     Args:
         running: the site.
-        folder: of the batch.
-        job: its id.
+        folder: folder of the batch.
+        job: id of its job.
     """
 
     def __init__(self, running: Site, folder: BatchFolder, job: str) -> None:
         self._site, self._folder, self._job = running, folder, job
         self.kills = dict.fromkeys(("node", "daemon", "dispatcher"), 0)
         self.generated: dict[int, int] = {}
-        """Epoch → tokens that were generated in it, as its last status says."""
+        """Epoch → number of tokens generated in it, from its last status."""
 
     def run(self, period_s: float, limit_s: float) -> float:
         """Return the seconds until the batch was complete."""
@@ -280,7 +280,7 @@ class BatchFaults:
 
 
 def batch_case(requests: int, nodes: int, period_s: float) -> list[Measure]:
-    """A batch whose nodes, daemon and dispatcher are killed."""
+    """Run a batch whose nodes, daemon and dispatcher are killed."""
     with tempfile.TemporaryDirectory() as root:
         source, output = Path(root) / "in.jsonl", Path(root) / "out.jsonl"
         write_batch(source, requests)
@@ -322,7 +322,7 @@ def batch_case(requests: int, nodes: int, period_s: float) -> list[Measure]:
 
 
 def main() -> int:
-    """Print the table; exit code 1 if a target is missed."""
+    """Print the table. Return exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

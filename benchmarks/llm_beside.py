@@ -43,20 +43,20 @@ ROOT = Path(__file__).resolve().parents[1]
 SERVE = ROOT / "jobscripts" / "llm" / "serve.py"
 TRAINING_NODES, NODE_VALUE = 4, 100.0
 TOKENS = 300
-"""Of each stream: three seconds of an engine."""
+"""Number of tokens of each stream: three seconds of an engine."""
 PER_NODE = 8
-"""Requests that fill a node of the service."""
+"""Number of requests that fill a node of the service."""
 RATE_TARGET = 0.95
 
 
 @dataclass
 class Streams:
-    """Clients that always have so many streams open, in a loop of their own.
+    """Clients that keep ``number`` streams open, in a loop of their own.
 
     Args:
-        url: of the API.
-        key: of a user.
-        number: of streams.
+        url: URL of the API.
+        key: key of a user.
+        number: number of streams.
     """
 
     url: str
@@ -64,7 +64,7 @@ class Streams:
     number: int
     answered: int = 0
     failed: int = 0
-    """Streams that ended with an error or another text than the undisturbed one."""
+    """Number of streams that ended with an error or a wrong text."""
     _ends: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Streams:
@@ -101,29 +101,29 @@ class Streams:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run showed."""
+    """The results of one run."""
 
     alone: float
     """Samples/s of the training without the service."""
     beside: float
     """The same while the service has the other nodes."""
     fewest_nodes: int
-    """Of the training beside the service."""
+    """Samples/s of the training beside the service."""
     replicas_before: int
-    """Replicas when the training was submitted."""
+    """Number of replicas when the training was submitted."""
     returns_s: float
-    """From the submission until the training trains on its nodes, seconds."""
+    """Seconds from the submission until the training trains on its nodes."""
     replicas: int
-    """Beside the training, at the end."""
+    """Number of replicas beside the training at the end."""
     answered: int
     failed: int
-    """Streams."""
+    """Number of streams."""
     load: float
-    """Load average of a minute at the end."""
+    """Load average over a minute, at the end."""
 
 
 def submit_training(made: Site, name: str) -> str:
-    """Submit the training; return the job's id."""
+    """Submit the training. Return the job's id."""
     script = made.work / "train_batching.py"
     if not script.exists():
         made.script(script.name, (ROOT / "benchmarks" / "train_batching.py").read_text())
@@ -140,7 +140,7 @@ def trains(made: Site, job: str) -> None:
 
 
 def measure(made: Site, job: str, seconds: float) -> tuple[float, int]:
-    """Return the samples/s of a job over a time, and the fewest nodes that it had."""
+    """Return the samples/s of a job over a time, and its minimum number of nodes."""
     first, began, fewest = made.job(job).samples, time.monotonic(), TRAINING_NODES
     while time.monotonic() - began < seconds:
         time.sleep(0.5)
@@ -149,7 +149,7 @@ def measure(made: Site, job: str, seconds: float) -> tuple[float, int]:
 
 
 def run(nodes: int, streams: int, seconds: float) -> Result:
-    """Run everything on an embedded cluster of so many nodes."""
+    """Run everything on an embedded cluster of ``nodes`` nodes."""
     with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=nodes) as made:
         job = submit_training(made, "alone")
         trains(made, job)
@@ -198,7 +198,7 @@ def run(nodes: int, streams: int, seconds: float) -> Result:
 
 
 def main() -> int:
-    """Print the result; exit code 1 if a target is missed."""
+    """Print the result. Return exit code 1 if a target is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -45,29 +45,30 @@ TRACES = (
 )
 ITEMS = ("users", "interactions", "adversaries", "losses", "traces", "gaps")
 LOADS_S = {60.0: 0.94, 180.0: 0.84, 600.0: 0.62}
-"""Seconds of a load → part of the idle time that Summit's week allows then, as it was computed
-before."""
+"""Seconds of loading → share of the idle time of Summit's week that remains useful, computed
+independently.
+"""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One number, and what it should be."""
+    """One measured number, and its target."""
 
     item: str
     measure: str
     value: float
     target: str = ""
-    """Empty: it is shown for comparison."""
+    """Target; empty: the number is shown for comparison."""
     met: bool | None = None
 
 
 def within(value: float, low: float, high: float) -> bool:
-    """Whether a value is in an interval."""
+    """Return whether a value is in an interval."""
     return low <= value <= high
 
 
 def users(engine: cases.Engine, seconds: float) -> list[Measure]:
-    """Two backlogged users, and two applications."""
+    """Simulate two users whose requests always wait, and two applications."""
     rows = cases.two_users(engine, seconds)
     bound = cases.published_bound(engine, 256)
     item = "two users"
@@ -96,7 +97,7 @@ def users(engine: cases.Engine, seconds: float) -> list[Measure]:
 
 
 def interactions(engine: cases.Engine, seconds: float, seed: int) -> list[Measure]:
-    """20 users, two flooding."""
+    """Simulate 20 users, two of whom send many more requests."""
     rows = cases.interactions(engine, seconds, seed)
     item = "interactions"
     p99, fcfs = rows["fairserve"]["ttft_p99_s"], rows["fcfs"]["ttft_p99_s"]
@@ -112,7 +113,7 @@ def interactions(engine: cases.Engine, seconds: float, seed: int) -> list[Measur
 
 
 def adversaries(engine: cases.Engine, seconds: float) -> list[Measure]:
-    """Two of 20 users abuse."""
+    """Simulate 20 users, two of whom try to gain service."""
     measures = []
     for case, row in cases.adversaries(engine, seconds).items():
         for name, value in row.items():
@@ -130,7 +131,7 @@ def adversaries(engine: cases.Engine, seconds: float) -> list[Measure]:
 
 
 def losses(engine: cases.Engine) -> list[Measure]:
-    """Streams while replicas are lost; on four replicas at least."""
+    """Simulate streams while replicas are lost; on at least four replicas."""
     engine = cases.Engine(engine.times, engine.capacity, max(4, engine.replicas))
     rows = cases.losses(engine)
     measures = []
@@ -153,7 +154,7 @@ def losses(engine: cases.Engine) -> list[Measure]:
 
 
 def traces(engine: cases.Engine, paths: list[Path], seed: int) -> list[Measure]:
-    """Tokens per second of each policy on each trace."""
+    """Return the tokens per second of each policy on each trace."""
     measures = []
     for path in paths:
         rows = cases.trace(engine, read(path), seed)
@@ -169,7 +170,7 @@ def traces(engine: cases.Engine, paths: list[Path], seed: int) -> list[Measure]:
 
 
 def gap_accounts(path: Path, lease_s: float, worth: float) -> list[Measure]:
-    """Loads on the gaps of a week."""
+    """Simulate loading on the gaps of a week."""
     trace = files.read(path)
     table = gaps.life_table(trace, gaps.DAY_S)
     week = gaps.lengths(trace, 0.0, trace.duration_s)
@@ -225,7 +226,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Simulate, print."""
+    """Simulate and print."""
     arguments = parser()
     options = arguments.parse_args()
     selection = options.items.split(",")

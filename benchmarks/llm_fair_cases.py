@@ -33,16 +33,17 @@ from llmserve.states import RequestState
 from llmserve.traces import TraceRequest
 
 TIMES = EngineTimes(step_s=0.010, prompt_token_s=6e-5, request_s=5e-5, kv_token_s=2.5e-7)
-"""Of the order of a model of 7 billion parameters on one A100: 14 GB of weights and 0.5 MB of KV
-cache a token read at 2 TB/s, prompts at half the peak of 312 TFLOPS."""
+"""Approximately a model of 7 billion parameters on one A100: 14 GB of weights and 0.5 MB of KV
+cache per token read at 2 TB/s, prompts at half the peak of 312 TFLOPS.
+"""
 CAPACITY = Capacity(slots=64, kv_tokens=65_536)
 LIMIT = 60
-"""Requests per minute of one user, where a policy has a limit."""
+"""Requests per minute of one user, for policies with a limit."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What serves in all cases."""
+    """The replicas of all cases."""
 
     times: EngineTimes = TIMES
     capacity: Capacity = CAPACITY
@@ -53,7 +54,7 @@ class Engine:
         return [Presence(f"node{number}", 0.0) for number in range(self.replicas)]
 
     def answers_per_s(self, prompt: int, output: int) -> float:
-        """Return the answers of one size that a full replica completes in a second."""
+        """Return the number of answers of one size that a full replica completes per second."""
         count = min(self.capacity.slots, self.capacity.kv_tokens // (prompt + output))
         step_s = self.times.iteration_s(0, count, int(count * (prompt + output / 2)))
         return (
@@ -64,11 +65,11 @@ class Engine:
 def policies(
     applications: dict[str, Application] | None = None, limit: int | None = LIMIT
 ) -> dict[str, Callable[[], SchedulingPolicy]]:
-    """Return each policy's name and what makes one.
+    """Return name → factory of each policy.
 
     Args:
-        applications: declared for fairserve.
-        limit: requests per minute and user: of rpm always, of fairserve under overload. None:
+        applications: the applications declared for fairserve.
+        limit: requests per minute and user: of rpm always, of fairserve under overload; None:
             neither is limited.
     """
     settings = FairServeSettings(applications or {}, limits=ThrottleLimits(user=limit))
@@ -115,15 +116,15 @@ def steady(
 
 @dataclass
 class ServiceOverTime:
-    """Service of users, for ratios and differences over time."""
+    """Records the service of users, for ratios and differences over time."""
 
     since: float = 0.0
-    """Seconds before which service does not count."""
+    """Time before which service does not count, seconds."""
 
     def __post_init__(self) -> None:
         self.total: Counter[str] = Counter()
         self.extremes = [0.0, 0.0]
-        """Least and largest difference of service between the first two users."""
+        """Minimum and maximum difference of service between the first two users."""
         self.users: list[str] = []
 
     def observe(self, time: float, user: str, service: float) -> None:
@@ -139,7 +140,7 @@ class ServiceOverTime:
 
     @property
     def widest(self) -> float:
-        """Largest difference of service in any interval."""
+        """Return the largest difference of service in any interval."""
         return self.extremes[1] - self.extremes[0]
 
 
@@ -151,7 +152,7 @@ def simulate(
     since: float = 0.0,
     followers: Callable[[RequestRecord], Iterable[Arrival]] | None = None,
 ) -> tuple[ServingResult, ServiceOverTime]:
-    """Return what happened until a time, and the service since another."""
+    """Return the result of a simulation until a time, and the service after another time."""
     service = ServiceOverTime(since)
     simulation = ServingSimulation(
         policy, engine.times, engine.capacity, followers=followers, observer=service.observe
@@ -163,7 +164,7 @@ def simulate(
 
 
 def two_users(engine: Engine, seconds: float) -> dict[str, dict[str, float]]:
-    """Two users whose requests always wait; the second sends twice as many."""
+    """Simulate two users whose requests always wait; the second sends twice as many."""
     rate = 1.2 * engine.answers_per_s(256, 256)
     rows = {}
     for name, make in policies(limit=None).items():
@@ -186,13 +187,15 @@ def published_bound(engine: Engine, longest_prompt: int) -> float:
 def two_applications(
     engine: Engine, seconds: float, *, longer: bool
 ) -> dict[str, dict[str, float]]:
-    """Two users whose requests always wait, of applications of which one has twice the weight.
+    """Simulate two users whose requests always wait, of applications of which one has twice the
+    weight.
 
     Args:
-        engine: what serves.
-        seconds: time.
-        longer: whether requests of that one are twice as long, and weights are measured. Else
-            they are as long, and the operator has set the weights (floor and ceiling of 1).
+        engine: the replicas.
+        seconds: duration.
+        longer: whether requests of that application are twice as long, and weights are measured. If
+            not, all are equally long, and the operator has set the weights (floor and ceiling of
+            1).
     """
     declared = {
         "light": Application(256, 256, floor=1.0, ceiling=1.0),
@@ -216,17 +219,12 @@ def two_applications(
     return rows
 
 
-# --- interactions, and users who flood ---
+# --- interactions, and users with many requests ---
 
 
 class Chats:
-    """Users with interactions of 1 to 10 calls, each sent after the answer to the one before.
-
-    Args:
-        users: name → interactions per second.
-        seconds: no interaction begins later.
-        seed: of times, lengths and numbers of calls.
-        think_s: seconds between an answer and the next call.
+    """Return the clients of users with interactions of 1 to 10 calls, each sent after the previous
+    answer.
     """
 
     def __init__(
@@ -287,7 +285,7 @@ def quantile(values: list[float], part: float) -> float:
 def interactions(
     engine: Engine, seconds: float, seed: int, users: int = 20, flooding: int = 2
 ) -> dict[str, dict[str, float]]:
-    """Users with interactions; the first ``flooding`` of them send ten times as many."""
+    """Return users with interactions; the first ``flooding`` of them send ten times as many."""
     calls_per_s = engine.answers_per_s(200, 200)
     rate = 0.6 * calls_per_s / 5.5 / (users - flooding)
     rates = {f"user{number}": rate * (10 if number < flooding else 1) for number in range(users)}
@@ -300,7 +298,7 @@ def interactions(
         benign = [r for r in records if r.request.user not in abusers]
         refused = [r for r in records if r.end is not None and r.end.state is RequestState.REFUSED]
         ttft = [
-            # One that still waits has waited so long at least.
+            # one that still waits has waited at least that long
             seconds - r.arrived if r.ttft_s is None else r.ttft_s
             for r in benign
             if r not in refused
@@ -316,7 +314,7 @@ def interactions(
     return rows
 
 
-# --- users who abuse ---
+# --- users who try to gain service ---
 
 CHAT, CODE = Application(256, 256), Application(256, 256)
 
@@ -324,8 +322,8 @@ CHAT, CODE = Application(256, 256), Application(256, 256)
 def adversaries(
     engine: Engine, seconds: float, users: int = 20, abusers: int = 2
 ) -> dict[str, dict[str, float]]:
-    """Least service of a benign user, relative to what is due: an equal part of all service, in the
-    time in which all have requests that wait.
+    """Return the minimum service of a benign user, relative to an equal part of all service in the
+    time in which all have waiting requests.
     """
     fair = engine.answers_per_s(256, 256) / users
     benign = [f"user{number}" for number in range(users - abusers)]
@@ -404,8 +402,8 @@ def losing_nodes(
 def losses(
     engine: Engine, streams: int = 200, opened: int = 8, every_s: float = 20.0
 ) -> dict[str, dict[str, float]]:
-    """Streams, so many at a time, while a replica is lost every ``every_s`` seconds: without notice
-    and with 5 s of it, less than most streams take.
+    """Simulate streams, ``count`` at a time, while a replica is lost every ``every_s`` seconds:
+    without notice, and with 5 s of notice, which is less than most streams take.
     """
     requests = [
         GenerationRequest(f"stream{number}", "one", range(number, number + 256), 1024, stream=True)
@@ -448,7 +446,9 @@ def losses(
 
 
 def users_of(requests: list[TraceRequest], seed: int, count: int = 27) -> list[str]:
-    """Return the user of each request: that of the trace, else drawn with Zipf's frequencies."""
+    """Return the user of each request: that of the trace, else one drawn with Zipf's
+    frequencies.
+    """
     if any(request.user for request in requests):
         return [request.user for request in requests]
     rng = random.Random(seed)
@@ -460,7 +460,9 @@ def users_of(requests: list[TraceRequest], seed: int, count: int = 27) -> list[s
 def trace_arrivals(
     requests: list[TraceRequest], speed: float, seed: int, longest: int
 ) -> Iterator[Arrival]:
-    """Yield the requests of a trace, faster. Those longer than a replica holds are shortened."""
+    """Yield the requests of a trace, at a higher rate. Requests that are larger than a replica are
+    shortened.
+    """
     for number, (request, user) in enumerate(zip(requests, users_of(requests, seed), strict=True)):
         output = min(request.output_tokens, longest // 2)
         if request.blocks:
@@ -475,9 +477,9 @@ def trace_arrivals(
 def trace(
     engine: Engine, requests: list[TraceRequest], seed: int, overload: float = 1.5
 ) -> dict[str, dict[str, float]]:
-    """A trace, compressed until it asks for ``overload`` times what the replicas can serve, with
-    every policy without limits. For fairserve each user has an application of their own, declared
-    with the average of their requests.
+    """Simulate a trace, compressed until it requests ``overload`` times the capacity of the
+    replicas, with every policy without limits. For fairserve each user has an application of their
+    own, declared with the average of their requests.
     """
     longest = engine.capacity.kv_tokens
     simulation = ServingSimulation(Fcfs(), engine.times, engine.capacity)

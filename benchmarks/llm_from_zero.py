@@ -48,7 +48,7 @@ def waits_s(made: Site, load_s: float, repeats: int) -> list[float]:
         repeats: number of requests.
 
     Raises:
-        RuntimeError: an answer is not the one of the engine's model.
+        RuntimeError: an answer is wrong.
     """
     with Client(made.state) as client:
         service = client.submit(
@@ -76,7 +76,7 @@ def waits_s(made: Site, load_s: float, repeats: int) -> list[float]:
                 made.until_state(service, "suspended")
                 began = time.monotonic()
                 answer = api.completions.create(model="simulated", prompt=PROMPT, max_tokens=TOKENS)
-                if number:  # at its start the gateway asks for a node before there is a request
+                if number:  # at its start the gateway requests a node before there is a request
                     waits.append(time.monotonic() - began)
                 if answer.choices[0].text != expected:
                     raise RuntimeError(f"The answer is {answer.choices[0].text!r}.")
@@ -84,7 +84,7 @@ def waits_s(made: Site, load_s: float, repeats: int) -> list[float]:
 
 
 def main() -> int:
-    """Print the waits; exit code 1 if their median misses the target."""
+    """Print the waits. Return exit code 1 if their median misses the target."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,13 +1,12 @@
-"""Replicas on the gaps of a machine: how much of the idle time is left when models are loaded, and
-what a start cost gains. For :mod:`benchmarks.llm_fair`.
+"""Replicas on the gaps of a machine: the useful share of the idle time when models have to be
+loaded, and the benefit of a start cost. For :mod:`benchmarks.llm_fair`.
 
-Every idle node is leased. It is there ``lease_s`` after its gap begins. A replica loads its model
-and serves until the gap ends; a training starts in ``TRAINING_START_S`` and trains until then. A
-node-second of serving is worth ``worth`` times one of training.
-
-*Off*: the start of either costs nothing in the plan, so that replicas get every node at once. *On*:
-a node trains until its gap is so old that the life table (:mod:`scavenger.horizon`) expects most of
-it as a replica, with what each start costs; that age may be 0, or never.
+Every idle node is leased, and is available ``lease_s`` after its gap begins. A replica loads its
+model and serves until the gap ends; a training starts in ``TRAINING_START_S`` and trains until
+then. A node-second of serving is worth ``worth`` times one of training. *Off*: a start costs
+nothing in the plan, so that replicas get every node at once. *On*: a node trains until the age of
+its gap at which the life table (:mod:`scavenger.horizon`) expects the highest worth of a replica,
+with the costs of both starts; that age may be 0, or never.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from scavenger.horizon import SurvivalEstimator
 from scavenger.trace.trace import Trace
 
 TRAINING_START_S = 18.0
-"""Seconds until a training that gets one more node goes on (BFTrainer's data, arXiv 2106.12091)."""
+"""Time until a training continues with an additional node, seconds (BFTrainer's data, arXiv
+2106.12091).
+"""
 POLL_S = 30.0
 MAX_AGE_S = 7 * 86400.0
 DAY_S = 86400.0
@@ -31,11 +32,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GapAccount:
-    """What the gaps give with models that take so long to load."""
+    """Results for models with one load time."""
 
     load_s: float
     allowed: float
-    """Part of the idle node time after a load at the beginning of each gap: the most there is."""
+    """Part of the idle node time after a load at the beginning of each gap: an upper bound."""
     useful: float
     """Part of the idle node time in which replicas serve, if they get every node."""
     serving_on: float
@@ -48,7 +49,7 @@ class GapAccount:
 
     @property
     def of_allowed(self) -> float:
-        """Useful time as a part of what gaps allow."""
+        """Useful time as a part of that bound."""
         return self.useful / self.allowed
 
     @property
@@ -65,7 +66,7 @@ def lengths(trace: Trace, start_s: float, end_s: float) -> Floats:
 
 
 def life_table(trace: Trace, end_s: float) -> SurvivalEstimator:
-    """Return the life table of the gaps before a time, as the daemon has it then."""
+    """Return the life table of the gaps before a time, as the daemon would have it then."""
     table = SurvivalEstimator()
     gaps = trace.gaps()
     order = np.argsort(gaps.end)
@@ -76,8 +77,8 @@ def life_table(trace: Trace, end_s: float) -> SurvivalEstimator:
 
 
 def age_of_replicas(table: SurvivalEstimator, load_s: float, worth: float) -> float:
-    """Return the age of a gap at which its node becomes a replica: the one of which most worth is
-    expected, seconds; infinite if it should always train.
+    """Return the age of a gap at which its node becomes a replica, seconds: the one with the
+    highest expected worth; infinite if it should always train.
     """
 
     def expected_after(time_s: float) -> float:
@@ -97,14 +98,14 @@ def age_of_replicas(table: SurvivalEstimator, load_s: float, worth: float) -> fl
 def account(
     idle: Floats, table: SurvivalEstimator, load_s: float, lease_s: float, worth: float
 ) -> GapAccount:
-    """Return the account of gaps.
+    """Return the results for gaps.
 
     Args:
         idle: lengths, seconds.
-        table: what is known of their lengths beforehand.
-        load_s: seconds in which a replica loads its model.
-        lease_s: seconds until a node is there.
-        worth: of a node-second of serving, in node-seconds of training.
+        table: known distribution of their lengths.
+        load_s: time in which a replica loads its model, seconds.
+        lease_s: time until a node is available, seconds.
+        worth: worth of a node-second of serving, in node-seconds of training.
     """
     total = float(idle.sum())
     leased = np.maximum(0.0, idle - lease_s)

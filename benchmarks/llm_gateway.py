@@ -1,20 +1,20 @@
-"""What the gateway costs: the same requests to a simulated engine directly and through the gateway.
+"""Measures the cost of the gateway: the same requests to a simulated engine directly and through
+the gateway.
 
     python -m benchmarks.llm_gateway [--repeats 5] [--streams 16,64] [--tokens 256]
-    [--step-s 0.02] [--json]
+        [--step-s 0.02] [--json]
 
-Engine, gateway and client are processes of their own on this machine. The engine computes an
-iteration every ``--step-s`` seconds, whoever asks, so that the difference is the gateway's. In each
-repeat both are measured, in alternating order:
+Engine, gateway and client are separate processes on this machine. The engine computes an iteration
+every ``--step-s`` seconds in both cases, so that the difference is the gateway's. Each repeat
+measures both, in alternating order:
 
 * ``ttft``: one request at a time, 16 tokens each: the time to the first token.
 * ``streams N``: N streams at once of ``--tokens`` tokens each: tokens per second of all, and the
-  time between tokens.
+  time between tokens. The processor time of the gateway is shown too: it depends less on other
+  load.
 
-The processor time of the gateway is shown beside them: it depends less on what else runs.
-
-The ratio of a repeat compares two measurements that follow each other. The table has the median of
-the repeats, and the least and the largest.
+The ratio of a repeat compares two successive measurements. The table has the median of the repeats,
+the minimum and the maximum.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from llmserve.replay import Endpoint, replay, summarize  # isort: skip
 from llmserve.traces import TraceRequest  # isort: skip
 
 START_S = 60.0
-"""Seconds within which a process answers."""
+"""Maximum time for the answer of a process, seconds."""
 TTFT_TARGET_MS, RATE_TARGET = 10.0, 0.97
 MODULE = (sys.executable, "-m")
 PROBES = 30
-"""Requests of ``ttft``."""
+"""Number of requests of ``ttft``."""
 CONFIGURATION = """
 listen = "127.0.0.1:{port}"
 [models.simulated]
@@ -80,17 +80,17 @@ class Row:
 
 
 def environment() -> dict[str, str]:
-    """The environment of processes that import what this one imports."""
+    """Return the environment of processes that import what this one imports."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 @contextmanager
 def process(command: list[str], url: str, variables: dict[str, str] | None = None) -> Iterator[int]:
-    """A process that answers at an URL; yields its id.
+    """Run a process that answers at a URL; yield its id.
 
     Args:
         command: its words.
-        url: answers with status 200 when it is ready.
+        url: answers with status 200 when the process is ready.
         variables: its environment; by default :func:`environment`.
     """
     with subprocess.Popen(command, env=variables or environment()) as running:
@@ -115,7 +115,7 @@ def answers(url: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nothing listens on now."""
+    """Return unused ports of the loopback."""
     with ExitStack() as stack:
         listeners = [stack.enter_context(_listener()) for _ in range(count)]
         return [int(listener.getsockname()[1]) for listener in listeners]
@@ -128,7 +128,7 @@ def _listener() -> socket.socket:
 
 
 def ttft_ms(endpoint: Endpoint) -> float:
-    """Median of the time to the first token, requests one after another."""
+    """Return the median of the time to the first token, requests one after another."""
     times = []
     for number in range(PROBES):
         request = TraceRequest(0.0, 64 + number, 16)
@@ -140,7 +140,7 @@ def ttft_ms(endpoint: Endpoint) -> float:
 
 
 def streams(endpoint: Endpoint, count: int, tokens: int) -> tuple[float, float]:
-    """(tokens/s, median time between tokens in ms) of so many streams at once."""
+    """Return (tokens/s, median time between tokens in ms) of ``count`` simultaneous streams."""
     requests = [TraceRequest(0.0, 64, tokens) for _ in range(count)]
     summary = summarize(asyncio.run(replay(requests, endpoint, math.inf)))
     if summary.answered != count:
@@ -151,13 +151,13 @@ def streams(endpoint: Endpoint, count: int, tokens: int) -> tuple[float, float]:
 def rows_of(
     name: str, pairs: list[tuple[float, float]], compare: Callable[[float, float], float], **more
 ) -> Row:
-    """The row of a measure.
+    """Return the row of a measure.
 
     Args:
-        name: of the measure.
+        name: name of the measure.
         pairs: (direct, gateway) of each repeat.
-        compare: (direct, gateway) → what is compared.
-        more: target, and what meets it.
+        compare: (direct, gateway) → the compared value.
+        more: target, and whether it is met.
     """
     compared = [compare(*pair) for pair in pairs]
     middle = statistics.median(compared)
@@ -175,7 +175,7 @@ def rows_of(
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of a process, seconds."""
+    """Return the processor time of a process, seconds."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
@@ -183,7 +183,7 @@ def processor_s(pid: int) -> float:
 def measure(
     direct: Endpoint, gateway: Endpoint, pid: int, repeats: int, counts: list[int], tokens: int
 ) -> list[Row]:
-    """Measure both, in alternating order. ``pid``: of the gateway."""
+    """Measure both, in alternating order. ``pid``: process id of the gateway."""
     request_ms: list[tuple[float, float]] = []
     token_us: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     ttfts: list[tuple[float, float]] = []

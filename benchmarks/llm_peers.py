@@ -1,22 +1,22 @@
-"""What clients see when engines die, through the gateway and through other ways to one address.
+"""Failures that clients see when engines die, through the gateway and through other proxies with
+one address.
 
     python -m benchmarks.llm_peers [--streams 200] [--tokens 1024] [--period 20]
-    [--contenders gateway nginx litellm vllm-router] [--litellm PROGRAM] [--vllm-router PROGRAM]
-    [--json]
+        [--contenders gateway nginx litellm vllm-router] [--litellm PROGRAM]
+        [--vllm-router PROGRAM] [--json]
 
-Four simulated engines (10 ms an iteration) at fixed addresses; eight streams are open at a time.
-Every ``--period`` seconds one engine is killed by -9 and started again at the same address; it
+Four simulated engines (10 ms per iteration) at fixed addresses; eight streams are open at a time.
+Every ``--period`` seconds one engine is killed (SIGKILL) and started again at the same address; it
 answers after five seconds. Contenders, one after another, in front of the same engines:
 
 * **gateway**: ``llmserve gateway``;
-* **nginx**: least_conn, other engines are tried as long as no byte of the answer has been sent;
+* **nginx**: least_conn; another engine is tried as long as no byte of the answer has been sent;
 * **litellm**: the proxy of LiteLLM with three retries;
 * **vllm-router**: the router of the vLLM project.
 
-``failed``: streams that ended with an error or without their end. ``other text``: streams that
-ended, with a text that is not the undisturbed one. A client does not try again. ``TTFT`` and
-``stall``, the longest wait between two parts, are of the streams that did not fail. A program that
-is not installed is left out, and said.
+``failed``: streams that ended with an error or before their end. ``other text``: streams that ended
+with a wrong text. Clients do not retry. ``TTFT`` and ``stall``, the longest wait between two parts,
+are of the streams that did not fail. A program that is not installed is skipped, with a message.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Engines:
     """Simulated engines at fixed ports.
 
     Args:
-        ports: of 127.0.0.1.
+        ports: ports of 127.0.0.1.
     """
 
     def __init__(self, ports: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ class Engines:
         self.kills = 0
 
     def start(self, port: int, load_s: float = 0.0) -> None:
-        """Start one."""
+        """Start an engine."""
         words = ["llmserve.simulated_server", "--port", str(port), "--load-s", str(load_s)]
         words += ["--step-s", str(STEP_S), "--slots", str(SLOTS), "--kv-tokens", "1000000"]
         self._processes[port] = subprocess.Popen(
@@ -130,18 +130,18 @@ class Engines:
         )
 
     def kill(self, port: int) -> None:
-        """Kill one by -9."""
+        """Kill an engine (SIGKILL)."""
         process = self._processes.pop(port)
         process.kill()
         process.wait()
 
     def kill_all(self) -> None:
-        """End all."""
+        """End all engines."""
         for port in list(self._processes):
             self.kill(port)
 
     async def kill_in_turn(self, period_s: float) -> None:
-        """Kill one after another, and start it again."""
+        """Kill one engine after another, and start it again."""
         while True:
             for port in self.ports:
                 await asyncio.sleep(period_s)
@@ -159,11 +159,11 @@ class Contender:
 
     command: list[str]
     url: str
-    """Without a path."""
+    """Its URL without a path."""
     key: str = "none"
-    """Bearer of requests."""
+    """Bearer token of requests."""
     ready: str = "/v1/models"
-    """Path that answers 200 once it is ready."""
+    """Path that returns 200 once the program is ready."""
 
 
 def _url(port: int) -> str:
@@ -216,7 +216,7 @@ CONTENDERS: dict[str, Callable[[Path, int, Sequence[int], str], Contender]] = {
 
 
 def foreign_environment() -> dict[str, str]:
-    """The environment of programs that have packages of their own."""
+    """Return the environment of programs with packages of their own."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -225,7 +225,7 @@ def foreign_environment() -> dict[str, str]:
 
 @dataclass
 class Seen:
-    """What the clients of one contender saw."""
+    """The observations of the clients of one contender."""
 
     failed: int = 0
     other_text: int = 0
@@ -234,7 +234,7 @@ class Seen:
     errors: dict[str, int] = field(default_factory=dict)
     """Kind of error → number of streams."""
     seconds: float = 0.0
-    """From the first request to the last answer."""
+    """Time from the first request to the last answer, seconds."""
 
 
 async def read_stream(
@@ -277,11 +277,11 @@ async def read_stream(
 
 
 async def parts(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The parts of a streamed answer.
+    """Yield the parts of a streamed answer.
 
     Raises:
         ValueError: an error came instead of a part.
-        EOFError: the answer ended before its end.
+        EOFError: the answer stopped before its end.
     """
     async for line in answer.content:
         if not line.startswith(b"data:"):
@@ -298,7 +298,7 @@ async def parts(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one contender."""
+    """Return the figures of one contender."""
 
     contender: str
     streams: int
@@ -315,7 +315,7 @@ class Row:
 async def read_all(
     contender: Contender, engines: Engines, streams: int, tokens: int, period_s: float
 ) -> Seen:
-    """Streams through one contender while engines are killed."""
+    """Run streams through one contender while engines are killed."""
     seen, numbers = Seen(), iter(range(streams))
     timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -334,7 +334,7 @@ async def read_all(
 
 
 def measure(name: str, program: str, streams: int, tokens: int, period_s: float) -> Row:
-    """The figures of one contender."""
+    """Return the figures of one contender."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         port, *ports = free_ports(1 + ENGINES)

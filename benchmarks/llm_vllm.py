@@ -1,15 +1,15 @@
-"""A batch with real vLLM on the processor while nodes are lost: ``llmserve batch`` on two nodes,
-beside ``vllm run-batch`` on two nodes with half of the lines each, begun anew after each loss.
+"""A batch with real vLLM on processors while nodes are lost: ``llmserve batch`` on two nodes,
+beside ``vllm run-batch`` on two nodes with half of the lines each, restarted after each loss.
 
     python -m benchmarks.llm_vllm [--requests 200] [--kills 0.3,0.6] [--cases llmserve,run-batch]
-    [--threads 1] [--json]
+        [--threads 1] [--json]
 
 Needs ``make vllm``. The model is a random one in float32; answers are greedy and as long as
-requested. A node is lost by kill -9: the first one when a case has generated so many tokens,
-relative to those of all answers, the other one at the second number, and so on in turn. A lost node
-is there again at once. ``seconds`` include loads. ``tokens again``: tokens that were generated
-beyond those of the answers, relative to them. The answers of both cases are compared. Both nodes
-share this machine: ``--threads`` is the number of threads with which a node computes.
+requested. A node is lost by SIGKILL: the first one when a case has generated the first share of all
+tokens, the other one at the second share, and so on in turn. A lost node is available again at
+once. ``seconds`` include loading. ``tokens again``: tokens that were generated beyond those of the
+answers, relative to these. The answers of both cases are compared. Both nodes share this machine:
+``--threads`` is the number of threads with which a node computes.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one batch."""
+    """The result of one batch."""
 
     case: str
     kills: int
     seconds: float
     lines: int
-    """Requests with an answer."""
+    """Number of requests with an answer."""
     again: float
     """Tokens generated beyond those of the answers, relative to them."""
     texts: dict[str, str] = field(repr=False)
@@ -71,14 +71,14 @@ class Kills:
     """Loses one node after the other.
 
     Args:
-        at: shares of the tokens of all answers, in rising order.
+        at: shares of the tokens of all answers, ascending.
     """
 
     at: Sequence[float]
     done: int = 0
 
     def next_node(self, generated: int, requests: int) -> int | None:
-        """Return the number of the node that is to be lost now; None if none is.
+        """Return the number of the node to lose now; None for none.
 
         Args:
             generated: tokens until now.
@@ -90,12 +90,12 @@ class Kills:
 
 
 def tokens_of(number: int) -> int:
-    """Tokens of the answer to a request."""
+    """Return the number of tokens of the answer to a request."""
     return 50 + 100 * (number % 5)
 
 
 def write_requests(path: Path, numbers: Sequence[int]) -> None:
-    """Write chats, the only generating requests that run-batch has."""
+    """Write requests for chats, the only generating requests of run-batch."""
     with path.open("w") as file:
         for number in numbers:
             messages = [{"role": "user", "content": f"Prompt {number}"}]
@@ -113,8 +113,7 @@ def read_texts(path: Path) -> dict[str, str]:
     for line in map(json.loads, path.read_text().splitlines()):
         if line["error"] is None:
             choice = line["response"]["body"]["choices"][0]
-            # At the end vLLM drops an id whose bytes are no whole character, which may begin with
-            # a space.
+            # at the end vLLM drops an id with an incomplete character, which may begin with
             texts[line["custom_id"]] = choice["message"]["content"].rstrip(INCOMPLETE + " ")
     return texts
 
@@ -123,7 +122,7 @@ def read_texts(path: Path) -> dict[str, str]:
 
 
 def agent_at(site: Site, number: int) -> psutil.Process | None:
-    """The agent of a node; None while it is not there."""
+    """Return the agent of a node; None while there is none."""
     agents = site.agents()
     names = sorted(agents)
     return agents[names[number % len(names)]] if names else None
@@ -138,7 +137,7 @@ def llmserve_case(
         root: folder for its files.
         model: folder of the model.
         requests: number of requests.
-        kills: when nodes are lost.
+        kills: shares of the tokens at which nodes are lost.
         variables: environment of the engines.
     """
     source, output = root / "in.jsonl", root / "out.jsonl"
@@ -180,13 +179,13 @@ def llmserve_case(
 
 
 class RunBatch:
-    """``vllm run-batch`` on one node, begun anew after each loss.
+    """``vllm run-batch`` on one node, restarted after each loss.
 
     Args:
         root: folder for its files.
-        number: of the node.
+        number: number of the node.
         model: folder of the model.
-        requests: total number of requests; it has every second one.
+        requests: total number of requests, of which it has every second one.
         variables: environment of the engine.
     """
 
@@ -201,17 +200,17 @@ class RunBatch:
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
         self._tokens = 0
-        """Generated in this run, as it said last."""
+        """Number of tokens generated in this run, as last reported."""
         self.lost_tokens = 0
-        """Generated in runs that were lost."""
+        """Number of tokens generated in lost runs."""
 
     @property
     def generated(self) -> int:
-        """Tokens of all runs until now."""
+        """Number of tokens of all runs until now."""
         return self.lost_tokens + self._tokens
 
     def start(self) -> None:
-        """Begin."""
+        """Start it."""
         self._port = free_ports(1)[0]
         command = [str(folder() / "bin" / "python"), "-m", "vllm.entrypoints.openai.run_batch"]
         command += ["-i", str(self._source), "-o", str(self.output), "--model", str(self._model)]
@@ -293,17 +292,18 @@ def run_batch_case(
 def outcome(
     case: str, kills: Kills, seconds: float, texts: dict[str, str], generated: int
 ) -> Outcome:
-    """The row of a case."""
+    """Return the row of a case."""
     answered = sum(tokens_of(int(name[1:])) for name in texts)
     return Outcome(case, kills.done, seconds, len(texts), generated / max(1, answered) - 1.0, texts)
 
 
 def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each answer that differs: its name, and where the difference begins.
+    """Return a sentence for each answer that differs: its name, and the position of the difference.
+    Answers that only one case has are not compared.
 
     Args:
         first: custom_id → text in one case.
-        second: the same in another case. Answers that only one case has are not compared.
+        second: the same in another case.
     """
     sentences = []
     for name in sorted(first.keys() & second.keys()):
@@ -319,7 +319,9 @@ def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str
 
 
 def main() -> int:
-    """Print the table; exit code 1 if a request has no answer or another one in the other case."""
+    """Print the table. Return exit code 1 if a request has no answer, or another one in the other
+    case.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,20 +1,22 @@
-"""What one daemon carries: thousands of agents and jobs, waves of nodes, a long past, a long life.
+"""Measures one daemon under load: thousands of agents and jobs, waves of nodes, a long history, a
+long run.
 
     python -m benchmarks.load [--part beats wave adopt start week] [--agents 10000] [--jobs 1000]
         [--seconds 60] [--repeats 3] [--old-jobs 100000] [--old-events 10000000] [--json FILE]
 
-The daemon is the real one, in a process of its own; its agents are simulated in other processes
-and speak the real protocol over CURVE sockets (:mod:`benchmarks.load_site`). Parts:
+The daemon is the real one, in a process of its own. Its agents are simulated in other processes and
+use the real protocol over CURVE sockets (:mod:`benchmarks.load_site`). Parts:
 
-* ``beats``: every agent sends a heartbeat every 10 s and every job reports every second, while now
-  and then a node is preempted with notice. Measured: from an event to the command that follows from
-  it, the solve included (the settle time is set to 0); how long clients wait; CPU; memory.
-* ``wave``: so many nodes join and so many others leave within a second.
-* ``adopt``: the daemon is killed and started again: until it has all agents and jobs in hand.
-  ``least``: until a bare server of libzmq in its place has greeted all agents.
-* ``start``: a database with so many old jobs and events: until the daemon answers.
-* ``week``: jobs come and go and nodes are preempted for ``--seconds``, with all times that the site
-  configures short: whether memory, files and the database grow beyond what is to be kept.
+* ``beats``: every agent sends a heartbeat every 10 s and every job reports every second, and now
+  and then a node is preempted with notice. Measured: the time from an event to the command that
+  follows from it, including the solve (with a debounce time of 0); the waits of clients; CPU;
+  memory.
+* ``wave``: many nodes join and as many leave within a second.
+* ``adopt``: the daemon is killed and started again: the time until it has adopted all agents and
+  jobs. ``least``: the time until a bare server of libzmq in its place has greeted all agents.
+* ``start``: the time until the daemon answers with a database of many old jobs and events.
+* ``week``: jobs come and go and nodes are preempted for ``--seconds``, with all retention times
+  short: whether memory, files and the database grow beyond what is retained.
 
 The load of the machine is part of the result. Nothing is extrapolated.
 """
@@ -46,13 +48,15 @@ from malletrain.client import Connection
 
 COMMANDS = frozenset({"Assign", "Round", "Drain", "Abort", "Release"})
 CAUSES = {"leaving": COMMANDS, "drained": frozenset({"Round"}), "succeeded": COMMANDS}
-"""What agents say → the commands for the same job that follow from it."""
+"""Message of an agent → the commands for the same job that follow from it."""
 BUSY_S = 30.0
-"""How long a preempted node is the main scheduler's."""
+"""Time for which the main scheduler has a preempted node, seconds."""
 
 
 def latencies(seen: list[Seen], since: float) -> dict[str, list[float]]:
-    """Cause → seconds from each event of that kind to the first command to an agent of its job."""
+    """Return cause → seconds from each event of that kind to the first command to an agent of its
+    job.
+    """
     delays: dict[str, list[float]] = {cause: [] for cause in CAUSES}
     waiting: dict[str, list[Seen]] = {}
     for one in sorted((s for s in seen if s.at >= since and s.job), key=lambda s: s.at):
@@ -67,7 +71,7 @@ def latencies(seen: list[Seen], since: float) -> dict[str, list[float]]:
 
 
 class Pings:
-    """A client that asks for its jobs ten times a second, in a thread."""
+    """A client that requests its jobs ten times per second, in a thread."""
 
     def __init__(self, state: Path) -> None:
         self.seconds: list[float] = []
@@ -92,7 +96,7 @@ class Pings:
 
 
 def row(part: str, **measured: Any) -> dict[str, Any]:
-    """One line of the result, with the load of the machine at this moment."""
+    """Return one line of the result, with the present load of the machine."""
     rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in measured.items()}
     made = {"part": part, **rounded, "load": round(os.getloadavg()[0], 1)}
     print(json.dumps(made), file=sys.stderr, flush=True)
@@ -100,12 +104,12 @@ def row(part: str, **measured: Any) -> dict[str, Any]:
 
 
 def running(site: Site) -> set[str]:
-    """The jobs of which a round was formed."""
+    """Return the jobs of which a round was formed."""
     return {one.job for one in list(site.seen) if one.what == "Round"}
 
 
 def used(site: Site) -> int:
-    """Nodes that jobs have."""
+    """Return the number of nodes that jobs have."""
     return sum(map(len, site.at_work().values()))
 
 
@@ -113,7 +117,9 @@ def used(site: Site) -> int:
 def at_work(
     agents: int, jobs: int, spare: int, *, fleets: int = 2, heartbeat_s: float = 10.0, **more: Any
 ) -> Iterator[tuple[Site, list[str]]]:
-    """A site where all agents are there and all jobs run; ``spare`` more nodes are busy."""
+    """Return a site with all agents connected and all jobs running; ``spare`` more nodes are
+    busy.
+    """
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         site = Site(
             Path(folder) / "site",
@@ -137,7 +143,7 @@ def at_work(
 
 
 def beats(site: Site, agents: int, jobs: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Life as usual, and a preemption with notice every second."""
+    """Run the normal load, with a preemption with notice every second."""
     chance = random.Random(seed)
     cpu, _ = site.usage()
     sent = [dict(one) for one in site.sent]
@@ -185,7 +191,7 @@ def beats(site: Site, agents: int, jobs: int, seconds: float, seed: int) -> dict
 
 
 def wave(site: Site, count: int) -> dict[str, Any]:
-    """So many nodes join, and so many others leave without a word, at one moment."""
+    """Let nodes join, and others leave without notice, at one moment."""
     nodes = site.cluster.nodes
     joining = [name for name, node in nodes.items() if node.idle_since is None][:count]
     leaving = [name for name, node in nodes.items() if node.lease][:count]
@@ -224,11 +230,11 @@ def wave(site: Site, count: int) -> dict[str, Any]:
 
 
 def adopt(site: Site) -> dict[str, Any]:
-    """The daemon is killed, and started again."""
+    """Kill the daemon, and start it again."""
     leased = sum(bool(node.lease) for node in site.cluster.nodes.values())
     jobs = set(site.at_work())
     site.end_daemon(signal.SIGKILL)
-    site.until(lambda: sum(site.welcome) == 0, "the agents notice that it is gone")
+    site.until(lambda: sum(site.welcome) == 0, "the agents detect that it is gone")
     least_s, least_cpu_s = floor(site)
     before = time.monotonic()
     answers_s = site.start_daemon()
@@ -239,7 +245,7 @@ def adopt(site: Site) -> dict[str, Any]:
         with sqlite3.connect(f"file:{site.state}/malletrain.db?mode=ro", uri=True) as base:
             last = "(SELECT max(seq) FROM events WHERE kind = 'daemon-started')"
             kinds = (
-                "('job-adopted', 'round-formed')"  # those that were about to change are made anew
+                "('job-adopted', 'round-formed')"  # jobs that were about to change form new rounds
             )
             query = f"SELECT count(DISTINCT job) FROM events WHERE kind IN {kinds} AND seq > {last}"
             return int(base.execute(query).fetchone()[0])
@@ -260,7 +266,7 @@ def adopt(site: Site) -> dict[str, Any]:
 
 
 def start(jobs: int, events: int, repeats: int) -> list[dict[str, Any]]:
-    """With a long past, until it answers."""
+    """Start with a long history, until the daemon answers."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         site = Site(Path(folder) / "site", 4, 0, fleets=1)
@@ -288,7 +294,7 @@ def start(jobs: int, events: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def week(agents: int, jobs: int, seconds: float) -> list[dict[str, Any]]:
-    """Jobs come and go, nodes too, and what is over is kept for a tenth of the time."""
+    """Let jobs and nodes come and go, with a retention of a tenth of the time."""
     keep = max(1.0, seconds / 10)
     config = f'[accounting]\nkeep = "{keep:g} s"\n'
     chance, rows = random.Random(1), []
@@ -316,7 +322,7 @@ def week(agents: int, jobs: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def week_row(site: Site, seconds: float, ended: int, preempted: int) -> dict[str, Any]:
-    """What there is at this moment."""
+    """Return the current sizes."""
     assert site.daemon is not None
     cpu, rss = site.usage()
     with sqlite3.connect(f"file:{site.state}/malletrain.db?mode=ro", uri=True) as base:
@@ -378,7 +384,7 @@ def main() -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Median over the repeats of each part; every row of the week."""
+    """Return the median over the repeats of each part, and every row of the week."""
     lines = []
     for part in dict.fromkeys(one["part"] for one in rows):
         mine = [one for one in rows if one["part"] == part]
@@ -391,7 +397,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _line(name: str, values: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     return f"{name}: " + "  ".join(f"{k} {v:g}" for k, v in values.items() if k != "part")
 
 

@@ -1,8 +1,9 @@
-"""Thousands of simulated agents in one process: each speaks the real protocol over a socket of its
-own, as :mod:`malletrain.agent.link` does, and plays the launcher of whatever job it is given.
+"""Thousands of simulated agents in one process. Each uses the real protocol over a socket of its
+own, as :mod:`malletrain.agent.link` does, and answers as the launcher of its job would.
 
-Decides how an agent answers; when nodes come and go is told by :mod:`benchmarks.load_site`. No
-process of a job is started. The agent of group rank 0 reports its job's progress once a second.
+This module decides how an agent answers; :mod:`benchmarks.load_site` decides when nodes come and
+go. No process of a job is started. The agent of group rank 0 reports its job's progress once per
+second.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from malletrain.protocol import messages, wire
 from malletrain.protocol.phases import AssignmentPhase
 
 REPORT_S = 1.0
-"""Between two reports of a job's progress."""
+"""Interval of the reports of a job's progress, seconds."""
 SAMPLES_A_S = 100.0
-"""Of one node."""
+"""Throughput of one node, samples/s."""
 CONNECT_MS = 5000
-"""An agent whose connection is not made by then tries anew, as its link does."""
+"""Time after which an agent without a connection tries again, seconds, as its link does."""
 COMMANDS = (
     messages.Assign,
     messages.Round,
@@ -37,12 +38,12 @@ COMMANDS = (
     messages.Abort,
     messages.Release,
 )
-"""What the daemon tells an agent because of a decision."""
+"""Messages of the daemon to an agent that follow from a decision."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What an agent is started with."""
+    """Start options of an agent."""
 
     id: str
     node: str
@@ -53,7 +54,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Seen:
-    """Something that an agent said or heard. ``at``: on the monotonic clock, which all processes of
+    """A message that an agent sent or received. ``at``: monotonic clock, which all processes of
     this machine share, seconds.
     """
 
@@ -71,9 +72,9 @@ class SimulatedAgent:
     lease: Lease
     socket: Any
     up: bool = False
-    """There is a connection."""
+    """Whether it is connected."""
     welcome: bool = False
-    """The daemon knows it."""
+    """Whether the daemon knows it."""
     boot: str = ""
     heartbeat_s: float = 1.0
     job: str = ""
@@ -86,11 +87,11 @@ class SimulatedAgent:
     report_at: float = 0.0
     greeting: messages.Hello | None = None
     greetings: int = 0
-    """How often it was said over this connection."""
+    """Number of messages over this connection."""
     shipping: set[str] = field(default_factory=set)
 
     def assignment(self) -> messages.Assignment | None:
-        """What its Hello tells."""
+        """Return the content of its Hello."""
         return messages.Assignment(self.job, self.phase, self.generation) if self.job else None
 
 
@@ -116,7 +117,7 @@ class Fleet:
     # --- the loop ---
 
     def run(self) -> None:
-        """Until the site says stop, or is gone."""
+        """Run until the site sends stop, or is gone."""
         try:
             while self._turn():
                 pass
@@ -202,7 +203,7 @@ class Fleet:
         self._look(agent)
 
     def _close(self, agent: SimulatedAgent) -> None:
-        """Its process is gone."""
+        """End the agent, as if its process were gone."""
         fd = agent.socket.fileno()
         self._epoll.unregister(fd)
         del self._by_fd[fd], self._agents[agent.lease.node]
@@ -210,7 +211,7 @@ class Fleet:
         self._ended.append(agent.lease.id)
 
     def _look(self, agent: SimulatedAgent) -> None:
-        """Take what came, and see whether there is a connection."""
+        """Receive messages, and check the connection."""
         while not agent.socket.closed:
             events = agent.socket.getsockopt(zmq.EVENTS)
             up = bool(events & zmq.POLLOUT)
@@ -247,7 +248,7 @@ class Fleet:
         self._say(agent, replace(hello, again=True) if again else hello)
         agent.greetings += 1
         self._later(now + hello_again_s(agent.greetings), "_hello", agent)
-        self._look(agent)  # sending may have swallowed the edge of what came in meanwhile
+        self._look(agent)  # sending may have cleared the readiness of the socket
 
     def _beat(self, agent: SimulatedAgent, now: float) -> None:
         if agent.welcome:
@@ -258,7 +259,7 @@ class Fleet:
 
     def _report(self, agent: SimulatedAgent, now: float) -> None:
         over = agent.rank != 0 or agent.phase is not AssignmentPhase.RUNNING
-        if over or now < agent.report_at:  # the second: it is of a round before
+        if over or now < agent.report_at:  # a repeated message about an earlier round
             return
         agent.report_at = now + REPORT_S
         agent.steps += 1
@@ -289,7 +290,7 @@ class Fleet:
         self._say(agent, messages.Phase(messages.Assignment(agent.job, phase, agent.generation)))
 
     def _take(self, agent: SimulatedAgent, message: Any) -> None:
-        """Answer what the daemon says."""
+        """Answer a message of the daemon."""
         if isinstance(message, COMMANDS):
             self._note(
                 type(message).__name__, agent, message.job, getattr(message, "generation", 0)
@@ -335,7 +336,7 @@ class Fleet:
                 pass
 
     def _joined(self, agent: SimulatedAgent, message: messages.Round) -> None:
-        """It is in a round: the first serves its store, and all run."""
+        """Begin a round: the first member serves its store, and all run."""
         if agent.job != message.job:
             return
         agent.generation, agent.rank = message.generation, message.group_rank
@@ -351,5 +352,5 @@ class Fleet:
 
 
 def fleet_process(pipe: Connection, seed: int) -> None:
-    """A process of agents."""
+    """Run a process of agents."""
     Fleet(pipe, seed).run()

@@ -1,11 +1,11 @@
-"""The least that letting thousands of agents in takes: a bare server of libzmq, which lets
-everybody in and answers each first word with a Welcome, and knows and keeps nothing.
+"""The minimum time to accept thousands of agents: a bare server of libzmq that accepts everybody,
+answers each first message with a Welcome, and stores nothing.
 
     python -m benchmarks.load_floor ENDPOINT KEY_FILE
 
-A process of its own, for :mod:`benchmarks.load`, in the place of a daemon that was killed: the same
-agents come to the same address, with the same keys, and share the same cores. What a daemon takes
-more is its own work.
+It is a process of its own, for :mod:`benchmarks.load`, in the place of a daemon that was killed:
+the same agents connect to the same address with the same keys, and share the same cores. Any
+additional time of a daemon is its own work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from malletrain.protocol import messages, wire
 
 
 def serve(endpoint: str, key_file: Path) -> None:
-    """Until it is killed."""
+    """Serve until killed."""
     keys = read_key(key_file)
     context = zmq.Context(io_threads=IO_THREADS)
     door = context.socket(zmq.REP)
@@ -60,8 +60,8 @@ def serve(endpoint: str, key_file: Path) -> None:
 
 
 def floor(site: Site) -> tuple[float, float]:
-    """Such a server in the place of a daemon that was killed: seconds until it has greeted all
-    agents, and of its processor time. It is gone at the end.
+    """Run such a server in the place of a killed daemon. Return the seconds until it has greeted
+    all agents, and its processor time. Ends the server.
     """
     leased = sum(bool(node.lease) for node in site.cluster.nodes.values())
     address = "tcp://127.0.0.1:" + (site.state / "port").read_text().strip()
@@ -75,7 +75,7 @@ def floor(site: Site) -> tuple[float, float]:
             times = psutil.Process(server.pid).cpu_times()
         finally:
             server.kill()
-    site.until(lambda: sum(site.welcome) == 0, "the agents notice that it is gone")
+    site.until(lambda: sum(site.welcome) == 0, "the agents detect that it is gone")
     return took, float(times.user + times.system)
 
 

@@ -1,4 +1,4 @@
-"""The past that a daemon begins with, and users who submit more, for :mod:`benchmarks.load`."""
+"""Creates the history of a daemon, and submits jobs as users do, for :mod:`benchmarks.load`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from malletrain.store.store import Store
 
 
 def fill(state: Path, jobs: int, events: int) -> None:
-    """A database with so many jobs that are over, and so many events."""
+    """Create a database with many ended jobs and many events."""
     [template] = add_jobs(state, 1, (1, 4))
     with sqlite3.connect(state / "malletrain.db") as base:
         base.execute("PRAGMA synchronous=OFF")
@@ -47,7 +47,7 @@ def fill(state: Path, jobs: int, events: int) -> None:
 
 
 def submit_more(site: Site, count: int) -> None:
-    """Submit as users do."""
+    """Submit jobs as users do."""
     with Store.open(f"sqlite:///{site.state / 'malletrain.db'}") as store:
         newest = store.list_jobs(newest=1)
     script = site.root / "train.py"

@@ -1,8 +1,8 @@
-"""One real daemon with as many simulated agents as asked for, for :mod:`benchmarks.load`.
+"""One real daemon with simulated agents, for :mod:`benchmarks.load`.
 
 The daemon is a process of its own, started as an operator starts it. Its main scheduler is a
-stand-in that speaks the files of the embedded cluster (:mod:`scavenger.embedded.layout`): a lease
-is not a process but an agent of a fleet (:mod:`benchmarks.load_fleet`).
+stand-in that uses the files of the embedded cluster (:mod:`scavenger.embedded.layout`): a lease is
+not a process but an agent of a fleet (:mod:`benchmarks.load_fleet`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from scavenger.embedded.layout import (
 )
 
 WRITE_S = 1.0
-"""How often the stand-in writes its state though nobody asked for anything."""
+"""Interval at which the stand-in writes its state without a request, seconds."""
 KEEP_ENDED = 256
 
 
@@ -56,7 +56,7 @@ class StandInNode:
 
 
 class StandIn:
-    """The main scheduler. ``begin`` starts the agents of leases."""
+    """The main scheduler. ``begin``: starts the agents of leases."""
 
     def __init__(
         self, folder: Path, nodes: int, offered: int, begin: Callable[[list[Lease]], None]
@@ -84,13 +84,13 @@ class StandIn:
         self.write()
 
     def idle(self, nodes: Iterable[str], idle: bool) -> None:
-        """The main scheduler uses these nodes no longer, or begins to."""
+        """Set whether the main scheduler uses these nodes."""
         for name in nodes:
             self.nodes[name].idle_since = time.time() - 60.0 if idle else None
         self.write()
 
     def ended(self, leases: Iterable[str], reason: str = "it ended") -> None:
-        """The agents of these leases are gone."""
+        """Record that the agents of these leases are gone."""
         for lease in leases:
             record = self.leases.get(lease)
             if record is None or record["state"] == "ended":
@@ -102,7 +102,7 @@ class StandIn:
             del self.leases[self._ended.popleft()]
 
     def look(self) -> None:
-        """Answer what is asked."""
+        """Answer the requests."""
         for path in pending_requests(self.layout.spool):
             request = read_json(path)
             begun: list[Lease] = []
@@ -141,7 +141,7 @@ class StandIn:
         return {"id": lease, **self.leases[lease]}
 
     def write(self) -> None:
-        """The state, for polls."""
+        """Write the state for polls."""
         self._written = time.monotonic()
         nodes = {
             name: {
@@ -156,9 +156,14 @@ class StandIn:
 
 
 class Site:
-    """A daemon, its main scheduler and ``fleets`` processes of agents. ``offered``: of the
-    ``nodes``, how many are idle at first; ``agent_timeout_s``: 6 heartbeats; ``patience_s``: of
-    every wait; ``config``: more of it.
+    """A daemon, its main scheduler and ``fleets`` processes of agents.
+
+    Args:
+        nodes: number of nodes.
+        offered: number of nodes that are idle at first.
+        agent_timeout_s: silence after which an agent is lost, seconds; 6 heartbeats by default.
+        patience_s: limit of every wait, seconds.
+        config: additional configuration.
     """
 
     def __init__(
@@ -221,7 +226,9 @@ class Site:
     # --- the daemon ---
 
     def start_daemon(self) -> float:
-        """Start it, and wait until it answers a client; how long that took, seconds."""
+        """Start the daemon, and wait until it answers a client. Return how long that took,
+        seconds.
+        """
         began = time.monotonic()
         log = (self.root / "daemon.log").open("ab")
         argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(self._config)]
@@ -231,7 +238,7 @@ class Site:
         return time.monotonic() - began
 
     def answers(self) -> bool:
-        """Whether the daemon that was started last answers."""
+        """Whether the newest daemon answers."""
         assert self.daemon is not None
         assert self.daemon.poll() is None, self.log()
         info = self.state / "daemon.json"
@@ -242,18 +249,20 @@ class Site:
         return False
 
     def end_daemon(self, number: int = signal.SIGTERM) -> None:
-        """End it, if it runs."""
+        """End the daemon if it runs."""
         if self.daemon is not None and self.daemon.poll() is None:
             self.daemon.send_signal(number)
             self.daemon.wait()
 
     def log(self) -> str:
-        """The last of what the daemon said."""
+        """Return the end of the daemon's output."""
         path = self.root / "daemon.log"
         return path.read_text(errors="replace")[-3000:] if path.exists() else ""
 
     def usage(self) -> tuple[float, float]:
-        """CPU seconds of the daemon so far, and its resident memory in bytes."""
+        """Return the processor time of the daemon so far, seconds, and its resident memory,
+        bytes.
+        """
         assert self.daemon is not None
         process = psutil.Process(self.daemon.pid)
         times = process.cpu_times()
@@ -270,18 +279,18 @@ class Site:
         return int(node[1:]) % len(self._pipes)
 
     def tell(self, *order: Any) -> None:
-        """Tell every fleet; of a list of nodes each finds its own."""
+        """Send a message to every fleet; of a list of nodes each uses its own."""
         with self._lock:
             for pipe in self._pipes:
                 pipe.send(order)
 
     def offer(self, nodes: Iterable[str], idle: bool = True) -> None:
-        """The main scheduler uses these nodes no longer, or begins to."""
+        """Set whether the main scheduler uses these nodes."""
         with self._lock:
             self.cluster.idle(nodes, idle)
 
     def _serve(self) -> None:
-        """Turns of the main scheduler and of the fleets, in a thread: callers may wait for the
+        """Run the main scheduler and the fleets in a thread, because callers may wait for the
         daemon meanwhile.
         """
         while not self._over.is_set():
@@ -305,7 +314,7 @@ class Site:
         what: str,
         pause_s: float = 0.1,
     ) -> None:
-        """Wait for what must happen, looking every ``pause_s`` seconds."""
+        """Wait for a condition, polling every ``pause_s`` seconds."""
         deadline = time.monotonic() + self._patience_s
         while not condition():
             if time.monotonic() > deadline:
@@ -313,14 +322,12 @@ class Site:
             time.sleep(pause_s)
 
     def is_quiet(self) -> bool:
-        """Whether nothing was seen since this was asked before: the rounds of the start are
-        over.
-        """
+        """Whether nothing was observed since the last call: the rounds of the start are over."""
         before, self._asked_at = self._asked_at, len(self.seen)
         return before == self._asked_at
 
     def at_work(self) -> dict[str, list[str]]:
-        """Job → its members, in rank order, as the daemon tells."""
+        """Return job → its members in rank order, as the daemon reports them."""
         with Connection.of(self.state) as client:
             return {job.id: list(job.nodes) for job in client.jobs() if job.nodes}
 
@@ -341,8 +348,8 @@ class Site:
 
 
 def add_jobs(state: Path, count: int, sizes: tuple[int, int]) -> list[str]:
-    """Store so many queued jobs, as if they had been submitted. Each has use for all the nodes it
-    may have.
+    """Store queued jobs, as if they had been submitted. Each can use its maximum number of
+    nodes.
     """
     least, most = sizes
     curve = {str(k): 100.0 * k for k in sorted({1, 2, 4, most // 2, most} - {0})}
@@ -371,7 +378,7 @@ def add_jobs(state: Path, count: int, sizes: tuple[int, int]) -> list[str]:
 
 
 def quantile_ms(seconds: Sequence[float], part: float) -> float:
-    """That part of the values is smaller, milliseconds; not a number without any."""
+    """Return a quantile of the values, milliseconds; NaN without values."""
     ordered = sorted(seconds)
     if not ordered:
         return float("nan")

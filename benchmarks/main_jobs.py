@@ -1,9 +1,9 @@
 """Traces of main jobs for measurements on a real Slurm: drawn from a seed, played while MalleTrain
 or a contender works, and recorded by the jobs themselves.
 
-The jobs of :func:`workload` never wait for each other: together they never ask for more nodes than
-``at_most``, even if each starts late by ``SLACK_S``. So what a main job waits is what a contender
-costs it, besides the time that Slurm takes to start any job.
+The jobs of :func:`workload` never wait for each other: together they never request more nodes than
+``at_most``, even if each starts ``SLACK_S`` late. So the wait of a main job is due to the
+contender, besides the time that Slurm takes to start any job.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from scavenger.hostlist import expand
 from tests.slurm.cluster import SlurmCluster
 
 SLACK_S = 20.0
-"""Delay of a main job at which the trace is still free of waits between main jobs, seconds."""
+"""Maximum delay of a main job at which main jobs do not wait for each other, seconds."""
 SHORTEST_S, LONGEST_S = 20.0, 90.0
-"""Length of a main job, seconds."""
+"""Range of the lengths of main jobs, seconds."""
 PARTITION = "batch"
 """Partition of the main jobs."""
 DRAWS = 2000
-"""Number of jobs that are tried at most for each minute of a trace."""
+"""Maximum number of draws for each minute of a trace."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class MainJob:
     """A job of the main partition."""
 
     arrival: float
-    """Seconds after the begin of the trace."""
+    """Time of its submission, seconds after the beginning of the trace."""
     nodes: int
     seconds: float
     options: tuple[str, ...] = ("--exclusive", "--time=5")
@@ -45,7 +45,7 @@ class MainJob:
 
     @property
     def requested_s(self) -> float:
-        """The node-seconds that it uses; of a job with GPUs its GPU-seconds."""
+        """Node-seconds that it uses; GPU-seconds for a job with GPUs."""
         return (self.gpus or self.nodes) * self.seconds
 
     @property
@@ -66,7 +66,7 @@ class MainJob:
 
 @dataclass(frozen=True)
 class MainRecord:
-    """What became of a main job. Times are those of the clock, seconds."""
+    """The record of a main job. Times in epoch seconds."""
 
     submitted: float
     started: float | None
@@ -77,7 +77,7 @@ class MainRecord:
 
 
 def peak(jobs: Sequence[MainJob], begin: float, end: float) -> int:
-    """Return the largest number of nodes that jobs ask for at one moment of an interval, each for
+    """Return the largest number of nodes that jobs request at one moment of an interval, each for
     its length and SLACK_S.
     """
     spans = [(job.arrival, job.arrival + job.seconds + SLACK_S, job.nodes) for job in jobs]
@@ -88,14 +88,13 @@ def peak(jobs: Sequence[MainJob], begin: float, end: float) -> int:
 
 
 def workload(nodes: int, seconds: float, load: float, seed: int) -> list[MainJob]:
-    """Return jobs that ask for about ``load`` of the machine, and never for more than 7/8 of it.
+    """Return jobs that request about ``load`` of the machine, and never more than 7/8 of it.
 
     Args:
         nodes: number of nodes of the machine.
         seconds: length of the trace.
-        load: share of the node-seconds that the jobs ask for; with a high load there may be fewer
-            jobs.
-        seed: of the random draws.
+        load: share of the node-seconds that the jobs request; a high load may not be reached.
+        seed: seed of the random draws.
     """
     rng = random.Random(seed)
     at_most, largest = max(1, 7 * nodes // 8), max(1, nodes // 4)
@@ -117,12 +116,12 @@ def workload(nodes: int, seconds: float, load: float, seed: int) -> list[MainJob
 
 
 def drawn(amount_s: float, draw: Callable[[random.Random], MainJob], seed: int) -> list[MainJob]:
-    """Return jobs that ask for ``amount_s`` in all, by arrival. They may wait for each other.
+    """Return jobs that request ``amount_s`` in total, by arrival. They may wait for each other.
 
     Args:
-        amount_s: as :attr:`MainJob.requested_s`.
-        draw: draws one.
-        seed: of the random draws.
+        amount_s: see :attr:`MainJob.requested_s`.
+        draw: draws one job.
+        seed: seed of the random draws.
     """
     rng, jobs, requested_s = random.Random(seed), list[MainJob](), 0.0
     while requested_s < amount_s:
@@ -167,13 +166,13 @@ class Player(threading.Thread):
             self._error = error
 
     def stop(self) -> list[MainRecord]:
-        """Submit no more, and cancel those that have not ended. Return the records.
+        """Submit no more jobs, and cancel those that have not ended. Return the records.
 
         Raises:
             RuntimeError: Slurm refused a job.
         """
         self._over.set()
-        if self.ident is not None:  # else it was never started
+        if self.ident is not None:  # otherwise it was never started
             self.join()
         records = self.records()
         present = set(self._slurm.run("squeue", "-h", "-o", "%A").split()) if self._ids else set()
@@ -188,7 +187,7 @@ class Player(threading.Thread):
             raise RuntimeError(f"A main job could not be submitted: {self._error}.")
 
     def records(self) -> list[MainRecord]:
-        """Return what became so far of the jobs that were submitted."""
+        """Return the records so far of the submitted jobs."""
         return [self._record(number) for number in range(len(self._submitted))]
 
     @property
@@ -198,7 +197,7 @@ class Player(threading.Thread):
 
     @property
     def submitted(self) -> int:
-        """How many jobs were submitted."""
+        """Number of submitted jobs."""
         return len(self._ids)
 
     def _record(self, number: int) -> MainRecord:
@@ -215,8 +214,8 @@ class Player(threading.Thread):
 def replay(
     slurm: SlurmCluster, jobs: Sequence[MainJob], folder: Path, seconds: float
 ) -> tuple[float, list[MainRecord]]:
-    """Play a whole trace. Return when it began, clock, seconds, and the records of its jobs, each
-    of which has started. Those that have not ended then are cancelled.
+    """Play a whole trace. Return its beginning, epoch seconds, and the records of its jobs, each of
+    which has started. Jobs that have not ended then are cancelled.
 
     Args:
         slurm: the Slurm.

@@ -33,12 +33,13 @@ MEGABYTES = {
     "AlexNet": 244.4,
     "vgg16": 553.4,
 }
-"""Parameters in single precision: shufflenet_v2_x1_0, mobilenet_v2, mnasnet1_0, densenet121,
-resnet18, alexnet, vgg16."""
+"""Size in single precision: shufflenet_v2_x1_0, mobilenet_v2, mnasnet1_0, densenet121, resnet18,
+alexnet, vgg16.
+"""
 
 
 def rescale_cost(args: argparse.Namespace) -> None:
-    """Figure 3.3."""
+    """Make Figure 3.3."""
     sizes = {name: MEGABYTES[name] for name in args.model}
     command = [sys.executable, "-m", "benchmarks.rescale", "--json"]
     command += [
@@ -66,7 +67,7 @@ def rescale_cost(args: argparse.Namespace) -> None:
 
 
 def draw_cost(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bars by model, those of growing, shrinking and starting beside each other."""
+    """Draw bars by model, those of growing, shrinking and starting beside each other."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -96,12 +97,12 @@ def draw_cost(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def efficiency(curve: ScalingCurve, nodes: int) -> float:
-    """The part of perfect scaling from one node that is left."""
+    """Return the efficiency relative to one node."""
     return curve.at(nodes) / (nodes * curve.at(1))
 
 
 def scaling(args: argparse.Namespace) -> None:
-    """Figure 3.12."""
+    """Make Figure 3.12."""
     from matplotlib.figure import Figure
 
     curves = read_curves(args.curves)
@@ -144,7 +145,7 @@ def scaling(args: argparse.Namespace) -> None:
 
 
 def concave(curve: ScalingCurve) -> bool:
-    """Whether every node brings no more than the one before it."""
+    """Return whether no node adds more than the one before it."""
     points = [(0, 0.0), *curve.points]
     slopes = [
         (points[k + 1][1] - points[k][1]) / (points[k + 1][0] - points[k][0])

@@ -1,4 +1,4 @@
-"""What a benchmark needs and does not find, as a sentence instead of a traceback.
+"""Reports missing requirements of a benchmark as a sentence instead of a traceback.
 
 ``benchmarks/__init__.py`` installs :func:`explain` for each ``python -m benchmarks.NAME``. A
 benchmark that reads data takes a path, and checks it with :func:`existing` before it begins.
@@ -22,7 +22,7 @@ JOBSCRIPTS = {
     "nas": "nas",
     "windsr": "windsr",
 }
-"""Module of a distribution to its folder in jobscripts/."""
+"""Module of a distribution → its folder in jobscripts/."""
 EXTRAS = {
     "daemon": ("alembic", "highspy", "numpy", "prometheus_client", "pydantic", "sqlalchemy",
                "structlog", "tomli"),
@@ -38,7 +38,7 @@ EXTRAS = {
     "test": ("cfgrib", "diffusers", "h5netcdf", "h5py", "hypothesis", "pexpect", "psutil",
              "pyeclib", "pytest", "selenium", "skimage", "xarray", "yaml"),
 }  # fmt: skip
-"""Extra of setup.cfg to the modules that it brings."""
+"""Extra of setup.cfg → the modules that it installs."""
 
 
 def install_command(module: str) -> str:
@@ -55,12 +55,12 @@ def existing(path: Path, option: str, content: str) -> Path:
     """Return a path that exists.
 
     Args:
-        path: file or folder that is read.
-        option: option of the command line that names another one.
-        content: what it has, for the sentence.
+        path: file or folder to read.
+        option: option of the command line for another path.
+        content: its content, for the message.
 
     Raises:
-        SystemExit: there is nothing; the message says what is needed.
+        SystemExit: the path does not exist; the message says what is needed.
     """
     if not path.exists():
         sys.exit(f"There is no {path}. The benchmark reads {content} there; name another: {option}")
@@ -76,11 +76,12 @@ def sentence(name: str, error: BaseException) -> str | None:
     """Return what is missing, or None if the error is about something else.
 
     A package is missing only if Python does not find it at all: a module that an installed package
-    lacks is a defect. So is a file that is missed below the benchmark, unless it is a program.
+    lacks is a defect. A missing file counts only if the benchmark itself opens it, or if it is a
+    program.
 
     Args:
         name: the benchmark, such as ``benchmarks.farm``.
-        error: what it ended with.
+        error: the exception with which it ended.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         module = error.name.partition(".")[0]
@@ -109,7 +110,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _is_absent_program(error: FileNotFoundError) -> bool:
-    """Whether a process was to be started of a program that is not in the path of programs."""
+    """Return whether the error is about a program that is not in the path of programs."""
     last = tracebacks.extract_tb(error.__traceback__)[-1:]
     started = any(Path(frame.filename).name == "subprocess.py" for frame in last)
     program = os.fsdecode(error.filename)
@@ -117,14 +118,16 @@ def _is_absent_program(error: FileNotFoundError) -> bool:
 
 
 def _is_of_a_benchmark(error: FileNotFoundError) -> bool:
-    """Whether the innermost line of this repository or of a package is one of a benchmark."""
+    """Return whether the innermost line of this repository or of a package is one of a
+    benchmark.
+    """
     library = Path(os.__file__).parent
     frames = [Path(frame.filename) for frame in tracebacks.extract_tb(error.__traceback__)]
     own = [
         path
         for path in frames
         if not path.is_relative_to(library) or "site-packages" in path.parts
-        if path.is_absolute()  # <frozen importlib> is not
+        if path.is_absolute()  # <frozen importlib> is not a file
     ]
     return bool(own) and own[-1].parent == Path(__file__).parent
 
@@ -132,7 +135,7 @@ def _is_of_a_benchmark(error: FileNotFoundError) -> bool:
 def explain(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """Print what is missing; any other error with its traceback. For ``sys.excepthook``."""
+    """Print what is missing; print any other error with its traceback. For ``sys.excepthook``."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     text = sentence(main.name if main is not None else "the benchmark", error)
     if text is None:

@@ -86,7 +86,7 @@ enabled = false
 
 
 def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob]:
-    """Jobs that ask for ``load`` of the machine's node-seconds on average."""
+    """Return jobs that request ``load`` of the machine's node-seconds on average."""
 
     def draw(rng: random.Random) -> MainJob:
         size = max(1, min(nodes // 2, round(2 ** rng.uniform(0, (nodes // 2).bit_length() - 1))))
@@ -99,7 +99,7 @@ def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob
 
 
 def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: float) -> MainRun:
-    """Run the main workload; the account covers the time in which jobs arrive."""
+    """Run the main workload. The results cover the time in which jobs arrive."""
     begin, records = main_jobs.replay(slurm, jobs, out, 60 * minutes)
     now = time.time()
     delays: list[float] = []
@@ -114,7 +114,7 @@ def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: flo
 
 
 def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> MainRun:
-    """The control run."""
+    """Run without MalleTrain."""
     with _slurm(root, nodes) as slurm:
         return replay(slurm, jobs, root / "out", minutes)
 
@@ -122,7 +122,7 @@ def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: flo
 def with_malletrain(
     root: Path, nodes: int, jobs: list[MainJob], minutes: float, shape: str, lease_nodes: int
 ) -> tuple[MainRun, Harvest]:
-    """The same beside MalleTrain with three jobs that take whatever there is."""
+    """Run beside MalleTrain with three jobs that take all available nodes."""
     root.mkdir()
     config = CONFIG.replace("{shape}", shape).replace("{lease_nodes}", str(lease_nodes))
     with _slurm(root, nodes) as slurm:
@@ -155,8 +155,8 @@ def _slurm(root: Path, nodes: int) -> SlurmCluster:
 
 
 def _begun(spans: Path) -> int:
-    """Nodes on which a stub has worked. Whether all of them have at one moment, to the second, says
-    how busy this machine is: 64 agents, their stubs and slurmds share its cores.
+    """Return the number of nodes on which a stub has worked. Whether all of them work at one moment
+    depends on how busy this machine is: 64 agents, their stubs and slurmds share its cores.
     """
     return len({path.name.split(".")[0] for path in spans.iterdir()})
 
@@ -164,7 +164,7 @@ def _begun(spans: Path) -> int:
 def measure(
     nodes: int, minutes: float, load: float, seed: int, shapes: Sequence[str], lease_nodes: int
 ) -> Iterator[dict[str, Any]]:
-    """One repeat: the same jobs without MalleTrain, and beside each shape of its leases."""
+    """Make one repeat: the same jobs without MalleTrain, and beside each shape of its leases."""
     jobs = workload(nodes, minutes, load, seed)
     root = Path(tempfile.mkdtemp(prefix="mt-noharm-", dir="/tmp"))
     root.chmod(0o755)
@@ -186,7 +186,7 @@ def measure(
 def compared(
     control: MainRun, beside: MainRun, harvest: Harvest, node_minutes: float
 ) -> dict[str, Any]:
-    """What MalleTrain cost and brought."""
+    """Return the costs and the harvest of MalleTrain."""
     idle = sum(length(g) for g in gaps_of(beside, 0.0).values())
     sums = account(gaps_of(beside, LONG_GAP_S), harvest)
     offered, harvested = sums["offered"], sums["worked"]
@@ -281,7 +281,7 @@ def main() -> int:
         workload = (args.nodes, args.minutes, args.load, seed, args.shapes, args.lease_nodes)
         for row in measure(*workload):
             rows.append(row)
-            if args.json:  # what comes to nothing later has not cost these
+            if args.json:  # commands that are discarded later have not cost these
                 print(json.dumps(row), file=sys.stderr, flush=True)
             else:
                 show(row)
@@ -301,7 +301,7 @@ def main() -> int:
 
 
 def show(row: dict[str, Any]) -> None:
-    """One repeat as a table."""
+    """Print one repeat as a table."""
     print(
         f"\n{row['nodes']} nodes, {row['minutes']:g} min, seed {row['seed']}, {row['shape']}: "
         f"{row['main_jobs']} main jobs, "

@@ -1,7 +1,5 @@
-"""Where the idle node-seconds of :mod:`benchmarks.noharm` went.
-
-Counts what a run left behind: when main jobs had a node, when a lease was held and when a stub
-worked. Runs nothing.
+"""Attributes the idle node-seconds of :mod:`benchmarks.noharm` to their uses, from the records of a
+run: when main jobs had a node, when a lease existed and when a stub worked. Runs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from malletrain.store.store import Store
 
 @dataclass(frozen=True)
 class MainRun:
-    """What happened: delays by job, and per node when main jobs had it."""
+    """The record of a run: delays by job, and for each node the times of main jobs."""
 
     delays: list[float]
     used: dict[str, Intervals]
@@ -27,7 +25,7 @@ class MainRun:
 
 
 def gaps_of(run: MainRun, longer_than_s: float) -> dict[str, Intervals]:
-    """Per node the times without a main job, those longer than so many seconds."""
+    """Return for each node the times without a main job that are longer than ``longer_s``."""
     whole = ((run.begin, run.end),)
     return {
         node: tuple(g for g in without(whole, used) if g[1] - g[0] > longer_than_s)
@@ -36,7 +34,7 @@ def gaps_of(run: MainRun, longer_than_s: float) -> dict[str, Intervals]:
 
 
 def spans_of(folder: Path) -> dict[str, Intervals]:
-    """Per node when a stub worked there."""
+    """Return for each node the times at which a stub worked."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for path in folder.iterdir():
         text = path.read_text()
@@ -49,8 +47,8 @@ def spans_of(folder: Path) -> dict[str, Intervals]:
 
 @dataclass(frozen=True)
 class Harvest:
-    """What MalleTrain did, per node: when stubs worked, when a lease was asked for or held, when
-    one was held.
+    """The record of MalleTrain, by node: when stubs worked, when a lease was requested or existed,
+    and when one existed.
     """
 
     worked: dict[str, Intervals]
@@ -60,7 +58,7 @@ class Harvest:
 
 
 def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
-    """From the marks of the stubs and the daemon's store."""
+    """Read the record from the marks of the stubs and the daemon's store."""
     now = time.time()
     demand: dict[str, list[tuple[float, float]]] = {}
     use: dict[str, list[tuple[float, float]]] = {}
@@ -78,10 +76,11 @@ def harvest_of(root: Path, counts: dict[str, int]) -> Harvest:
 
 
 def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
-    """Where the node-seconds of these gaps went. ``before``, ``between`` and ``after``: without a
-    lease, before the first one of a gap, between two, and after the last; ``starting``: a lease was
-    asked for and had no agent yet. With an agent, without work: ``waiting`` for its first work,
-    ``rescaling`` between two pieces, ``leaving`` after the last.
+    """Return how the node-seconds of these gaps were used.
+
+    Without a lease: ``before`` the first one of a gap, ``between`` two, and ``after`` the last.
+    ``starting``: a lease was requested and had no agent yet. With an agent, without work:
+    ``waiting`` for its first work, ``rescaling`` between two pieces, ``leaving`` after the last.
     """
     sums = dict.fromkeys(
         (
@@ -123,7 +122,7 @@ def account(gaps: dict[str, Intervals], harvest: Harvest) -> dict[str, float]:
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    """Median, 90th percentile, largest, mean."""
+    """Return median, 90th percentile, maximum and mean."""
     ordered = sorted(values)
     return {
         "median_s": statistics.median(ordered),

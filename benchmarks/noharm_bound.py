@@ -1,15 +1,15 @@
-"""Whether main jobs wait longer for leases than ``malletrain check`` says, on a real Slurm.
+"""Checks whether main jobs wait longer for leases than ``malletrain check`` predicts, on a real
+Slurm.
 
     python -m benchmarks.noharm --bound [--nodes 8] [--minutes 2] [--load 0.6]
-                                [--cases plain cluster partition qos heterogeneous] [--json]
+        [--cases plain cluster partition qos heterogeneous] [--json]
 
-Each case is a Slurm of that many nodes of which a malleable job of stubs holds whatever there is,
-and the same trace of main jobs, which never wait for each other (benchmarks/main_jobs.py). Reported
-are the bound that ``check`` tells for that Slurm, how long the main jobs waited from submission to
-their first command, how many waited longer than the bound, and what the same trace waited before
-MalleTrain ran.
+Each case is a Slurm on which a malleable job of stubs takes all available nodes, and the same trace
+of main jobs, which never wait for each other (benchmarks/main_jobs.py). Reported are the limit that
+``check`` prints for that Slurm, how long the main jobs waited from submission to their first
+command, how many waited longer than the limit, and the waits of the same trace without MalleTrain.
 
-* ``plain``: leases may be preempted at once;
+* ``plain``: leases can be preempted at once;
 * ``cluster``, ``partition``, ``qos``: PreemptExemptTime of the cluster, of the QOS of the leases'
   partition, and of the leases' own QOS (the last two with slurmdbd and MariaDB);
 * ``heterogeneous``: main jobs of several nodes have two components.
@@ -35,13 +35,13 @@ from tests.slurm.accounting import AccountedCluster
 from tests.slurm.cluster import SlurmCluster
 
 EXEMPT_S = 20
-"""PreemptExemptTime where there is one, seconds."""
+"""PreemptExemptTime in the cases that have one, seconds."""
 GRACE_S = 10
 KILL_WAIT_S = 2
 BOUND = re.compile(
     r"A job (?:may wait|waits) (\d+) s for a lease(?:.*A heterogeneous job waits up to (\d+) s)?"
 )
-"""The sentences of ``check``: the bound of a job, and that of a heterogeneous one."""
+"""Pattern of the sentences of ``check``: the limit of a job, and that of a heterogeneous one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Case:
     lines: str = ""
     """Lines of [scheduler.slurm]."""
     prepare: tuple[str, ...] = ()
-    """Arguments of sacctmgr that make the QOS; empty: no accounting."""
+    """Arguments of sacctmgr that create the QOS; empty: no accounting."""
     heterogeneous: bool = False
     """Whether main jobs of several nodes have two components."""
 
@@ -91,20 +91,20 @@ def waits(
 
 
 def told_bound_s(slurm: SlurmCluster, config: Path, heterogeneous: bool) -> float:
-    """Return the longest wait that ``malletrain check`` tells, seconds.
+    """Return the longest wait that ``malletrain check`` predicts, seconds.
 
     Args:
         slurm: the Slurm.
         config: the configuration of the daemon.
-        heterogeneous: whether the bound of heterogeneous jobs is wanted.
+        heterogeneous: whether to return the limit of heterogeneous jobs.
 
     Raises:
-        RuntimeError: it tells none.
+        RuntimeError: it predicts none.
     """
     argv = [sys.executable, "-m", "malletrain", "check", "--config", str(config)]
     done = subprocess.run(argv, env=slurm.environment, capture_output=True, text=True, check=False)
     if (match := BOUND.search(" ".join(done.stdout.split()))) is None:
-        raise RuntimeError(f"check tells no longest wait: {done.stdout}{done.stderr}")
+        raise RuntimeError(f"check predicts no longest wait: {done.stdout}{done.stderr}")
     return float(match[2] if heterogeneous else match[1])
 
 
@@ -112,7 +112,7 @@ def compared(bound_s: float, without: Sequence[float], beside: Sequence[float]) 
     """Return the figures of a case.
 
     Args:
-        bound_s: the longest wait that ``check`` tells, seconds.
+        bound_s: the longest wait that ``check`` predicts, seconds.
         without: waits of the main jobs without MalleTrain, seconds.
         beside: waits of the same jobs beside it, in the same order, seconds.
     """
@@ -185,6 +185,6 @@ def show(row: dict[str, Any]) -> None:
                 f"max {each['max_s']:6.2f} s"
             )
     print(
-        f"check tells {row['bound_s']:g} s at the longest; {row['over_bound']} jobs waited longer",
+        f"check predicts {row['bound_s']:g} s at most; {row['over_bound']} jobs waited longer",
         flush=True,
     )

@@ -45,8 +45,8 @@ TARGET_SLOWDOWN = 0.02
 TARGET_WAIT_S = 3.0
 CONFINE = ("affinity", "own", "none")
 WORK = ("nothing", "train", "memory")
-"""What the lease does in the windows that are compared with waiting ones. ``nothing`` is the
-control: what it shows is the noise of the machine.
+"""Work of the lease in the windows that are compared with waiting ones. ``nothing`` is the control,
+which shows the noise of the machine.
 """
 KERNELS = ("memory", "network")
 SLOT = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=900", "--ntasks=1", "--time=60")
@@ -117,10 +117,10 @@ while not os.path.exists("stop"):
 
 
 class Window(NamedTuple):
-    """A span of time in which the lease did one thing."""
+    """A time in which the lease did one kind of work."""
 
     work: str
-    """What it did; empty: it waited."""
+    """The work; empty: it waited."""
     begin: float
     """Start, epoch seconds."""
     end: float
@@ -154,9 +154,7 @@ def slow_downs(
 
 
 def read_repetitions(path: Path) -> list[tuple[float, float]]:
-    """Return (start, duration) of the kernel's repetitions. A line that is being written is left
-    out.
-    """
+    """Return (start, duration) of the kernel's repetitions, without an incomplete last line."""
     lines = path.read_text().rpartition("\n")[0].splitlines()
     return [(float(at), float(duration)) for at, duration in map(str.split, lines)]
 
@@ -206,7 +204,7 @@ def beside(
     windows = []
     for text in ("", *(each for name in WORK * cycles for each in (name, ""))):
         _write(work, text)
-        time.sleep(0.5)  # until the step in progress is over
+        time.sleep(0.5)  # until the current step has ended
         begin = time.time()
         time.sleep(window_s)
         windows.append(Window(text, begin, time.time()))
@@ -219,7 +217,7 @@ def beside(
 
 
 def wanted_back(slurm: SlurmCluster, site: SlurmTestSite, repeats: int) -> list[float]:
-    """Return the waits of main jobs for a slot that a lease has, seconds."""
+    """Return the waits of main jobs for a slot that has a lease, seconds."""
     _write(site.work / "work", "train")
     job = site.submit(site.script("lease.py", LEASE_JOB), nodes=(1, 2))
     waits = []

@@ -1,13 +1,13 @@
-"""What one poll of PBS costs MalleTrain: reading the answers, and finding the gaps, for machines of
-up to 10,000 nodes.
+"""Measures what one poll of PBS costs MalleTrain: reading the answers and finding the gaps, for
+machines of up to 10,000 nodes.
 
     python -m benchmarks.pbs_poll [--nodes 10000] [--jobs 5000] [--json]
 
-The answers are made up in the form and with the attributes in which PBS prints them (one vnode a
-host, a third of them idle; waiting jobs of which two hundred have an expected start; running ones;
-one lease in ten nodes). ``repaired``: the same with one environment variable that PBS prints as no
-JSON, so that the answer of qstat is mended first. Not measured is what the commands themselves
-take.
+The answers are synthetic, with the format and attributes of PBS (one vnode per host, a third of
+them idle; waiting jobs, of which two hundred have an expected start; running jobs; a lease on each
+tenth node). ``repaired``: the same with one environment variable that PBS prints as invalid JSON,
+so that the answer of qstat is repaired first. The duration of the commands themselves is not
+measured.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DATE = "Fri Jan 15 08:00:00 2027"
 
 
 def printed(kind: str, what: dict[str, object]) -> str:
-    """As cJSON prints it for PBS."""
+    """In the format that cJSON prints for PBS."""
     whole = {"timestamp": int(NOW), "pbs_version": "23.06.06", "pbs_server": "pbs0", kind: what}
     return json.dumps(whole, indent="\t", separators=(",", ":\t"))
 
 
 class Recorded:
-    """PBS's two answers, read anew at every poll."""
+    """PBS's two answers, parsed anew at every poll."""
 
     name = "recorded"
 
@@ -174,7 +174,9 @@ class Recorded:
 
 
 def measure(nodes: int, jobs: int) -> Row:
-    """Reading the nodes, the jobs, the jobs after a repair, and what follows."""
+    """Return the times of reading the nodes, the jobs, and the jobs with a repair, and of the
+    conclusions.
+    """
     source, bad = Recorded(nodes, jobs), Recorded(nodes, jobs, bad=True)
     lease, rules = PbsLeaseOptions(queue="preemptable"), GapRules(use_planned=True)
     settings = BatchSettings("t", f"#!/bin/sh\n{PLACE}\n", lease, rules, user="me", idle_for_s=0.0)

@@ -57,14 +57,14 @@ from benchmarks.peers_environments import PACKAGES, NotInstalled
 from benchmarks.rescale_modes import until
 
 SETTLED_STEPS = 20
-"""Steps of rank 0 at the new number of ranks until a change counts as over."""
+"""Number of steps of rank 0 at the new number of ranks after which a change is over."""
 MOVES = {"join": 1, "leave": -1, "lose": -1}
 
 
 def settled(
     lines: Sequence[Sequence[Line]], world: int, since: float, steps: int = SETTLED_STEPS
 ) -> bool:
-    """Whether the newest steps after ``since`` are all at this number of ranks."""
+    """Return whether the newest steps after ``since`` are all at this number of ranks."""
     done = [d for d in finished(lines) if d.time > since]
     newest = [d for d in done if d.rank == 0][-steps:]
     if len(newest) < steps:
@@ -73,7 +73,7 @@ def settled(
 
 
 def made(kind: type[Peer], root: Path, most: int, args: argparse.Namespace) -> tuple[Peer, Logs]:
-    """A contender that trains on nothing yet, and its logs."""
+    """A contender before its training, and its logs."""
     folder = root / "logs"
     folder.mkdir()
     arguments = [str(folder), "--mb", str(args.model_mb), "--step-s", str(args.step_s)]
@@ -84,7 +84,9 @@ def made(kind: type[Peer], root: Path, most: int, args: argparse.Namespace) -> t
 
 
 def undisturbed(args: argparse.Namespace) -> dict[str, float]:
-    """Samples a second, and the time of a step, of plain torchrun on the first number of nodes."""
+    """Return the samples per second and the duration of a step of plain torchrun on the initial
+    number of nodes.
+    """
     with tempfile.TemporaryDirectory(prefix="mt-peers-") as folder:
         peer, logs = made(Undisturbed, Path(folder), args.nodes, args)
         try:
@@ -102,7 +104,7 @@ def undisturbed(args: argparse.Namespace) -> dict[str, float]:
 
 
 def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dict[str, Any]:
-    """One contender through the whole trace once. Raises NotInstalled, RuntimeError."""
+    """Run one contender through the whole trace once. Raises NotInstalled, RuntimeError."""
     changes = [MOVES[move] for move in args.trace]
     most = max(args.nodes + sum(changes[:k]) for k in range(len(changes) + 1))
     events = []
@@ -148,7 +150,7 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
 
 
 def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One contender's row: medians of what was timed, sums of what was counted."""
+    """Return one contender's row: medians of times, sums of counts."""
     return {
         "contender": name,
         "version": " ".join(PACKAGES.get(name, ())),
@@ -166,7 +168,7 @@ def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(rows: Sequence[dict[str, Any]], args: argparse.Namespace, say: Console) -> None:
-    """The table."""
+    """Return the table."""
     events = [f"{number} {move}" for number, move in enumerate(args.trace, 1)]
     table = Table(
         "contender",
@@ -190,7 +192,7 @@ def show(rows: Sequence[dict[str, Any]], args: argparse.Namespace, say: Console)
 
 
 def main() -> None:
-    """Run, print a table (stderr) and with --json one object (stdout)."""
+    """Run, and print a table (stderr) and, with --json, one object (stdout)."""
     end_in_order()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

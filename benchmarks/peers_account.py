@@ -1,9 +1,9 @@
-"""What the ranks of a training wrote down, counted: samples repeated and lost, pauses, goodput.
+"""Evaluates the logs of the ranks of a training: samples repeated and lost, pauses, goodput.
 
-Every rank appends two lines a step to a log of its own (:class:`benchmarks.peers_training.Log`):
+Every rank appends two lines per step to a log of its own (:class:`benchmarks.peers_training.Log`):
 ``draw`` with its samples before the step, ``done`` when the step has counted. The samples of a
-training are numbered in the order in which it should take them, each once, so what was repeated or
-passed over is counted and not estimated. Pure: logs in, figures out.
+training are numbered in their order, each once, so that repeated and skipped samples are counted
+and not estimated. Pure: logs in, figures out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Line:
     world: int
     rank: int
     samples: tuple[int, ...] = ()
-    """Of a ``draw``."""
+    """Samples of a ``draw``."""
 
 
 def lines_of(text: str) -> list[Line]:
-    """The whole lines of a log, in its order; the last may have been cut by SIGKILL."""
+    """Return the complete lines of a log, in order; SIGKILL may have cut the last one."""
     rows = []
     for line in text[: text.rfind("\n") + 1].splitlines():
         time, kind, step, world, rank, *samples = line.split()
@@ -50,7 +50,7 @@ class Logs:
         self._lines: dict[Path, list[Line]] = {}
 
     def look(self) -> list[list[Line]]:
-        """Read on; all lines so far, a list for each process."""
+        """Read new lines. Return all lines so far, a list for each process."""
         for path in sorted(self.folder.glob("rank-*")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -62,11 +62,11 @@ class Logs:
 
 
 def trained(logs: Iterable[Sequence[Line]]) -> list[Line]:
-    """The draws whose step counted.
+    """Return the draws whose steps counted.
 
-    A rank may be killed between the step's end and its line, or learn of the step's end from
-    others. A step of synchronous training needs every rank, so such a draw counts if the next that
-    finished the step were other ranks of a group of the same size, and it was not drawn again.
+    A rank may be killed between the end of a step and its line, or learn of the end from others. A
+    step of synchronous training needs every rank. So such a draw counts if the next ``done`` of the
+    step came from other ranks of a group of the same size, and the samples were not drawn again.
     """
     logs = list(logs)
     done: dict[int, list[Line]] = {}
@@ -93,18 +93,18 @@ def trained(logs: Iterable[Sequence[Line]]) -> list[Line]:
 
 @dataclass(frozen=True)
 class Samples:
-    """What became of the samples up to the end of the last step but one."""
+    """Counts of the samples up to the end of the last step but one."""
 
     distinct: int
-    """Different samples that were trained on."""
+    """Number of different samples that were trained on."""
     repeated: int
-    """Times that a sample was trained on again."""
+    """Number of repetitions of samples."""
     lost: int
-    """Samples that were passed over."""
+    """Number of skipped samples."""
 
 
 def count(logs: Iterable[Sequence[Line]]) -> Samples:
-    """Count the samples. The last step is left out, since its ranks were stopped in it."""
+    """Count the samples, without the last step, in which the ranks were stopped."""
     draws = trained(logs)
     last = max((d.step for d in draws), default=0)
     times = Counter(s for d in draws if d.step < last for s in d.samples)
@@ -113,7 +113,7 @@ def count(logs: Iterable[Sequence[Line]]) -> Samples:
 
 
 def kept_between(logs: Iterable[Sequence[Line]], begin: float, end: float) -> int:
-    """How many different samples were trained on for the first time in this time."""
+    """Return how many samples were trained on for the first time in this interval."""
     first: dict[int, float] = {}
     for draw in trained(logs):
         for sample in draw.samples:
@@ -122,13 +122,13 @@ def kept_between(logs: Iterable[Sequence[Line]], begin: float, end: float) -> in
 
 
 def finished(logs: Iterable[Sequence[Line]]) -> list[Line]:
-    """All ``done`` lines in the order of time."""
+    """Return all ``done`` lines in the order of time."""
     return sorted((x for log in logs for x in log if x.kind == "done"), key=lambda x: x.time)
 
 
 def pause(done: Sequence[Line], begin: float, end: float) -> float:
-    """The longest time in ``begin`` … ``end`` without a finished step, counted from the last one
-    before, in seconds.
+    """Return the longest time in ``begin`` … ``end`` without a finished step, counted from the last
+    step before, seconds.
     """
     before = [d.time for d in done if d.time < begin][-1:]
     inside = [d.time for d in done if begin <= d.time <= end]
@@ -137,13 +137,13 @@ def pause(done: Sequence[Line], begin: float, end: float) -> float:
 
 
 def step_s(done: Sequence[Line]) -> float:
-    """The usual time of a step: the median between steps that rank 0 finished."""
+    """Return the usual duration of a step: the median between steps that rank 0 finished."""
     times = [d.time for d in done if d.rank == 0]
     return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
 def usual_steps(logs: Iterable[Sequence[Line]]) -> dict[int, float]:
-    """The same by the number of ranks, without the steps around a change."""
+    """Return the same by the number of ranks, without the steps around a change."""
     done = [d for d in finished(logs) if d.rank == 0]
     usual: dict[int, list[float]] = defaultdict(list)
     for before, after in itertools.pairwise(done):
@@ -153,13 +153,14 @@ def usual_steps(logs: Iterable[Sequence[Line]]) -> dict[int, float]:
 
 
 def goodput(samples: int, seconds: float, undisturbed: float) -> float:
-    """Samples kept a second, as a fraction of what an undisturbed training does a second."""
+    """Return the new samples per second, as a fraction of those of an undisturbed training."""
     return samples / seconds / undisturbed
 
 
 def good_time(logs: Iterable[Sequence[Line]], begin: float, end: float) -> float:
-    """Goodput: the time that the steps done in ``begin`` … ``end`` for the first time take by
-    themselves, as a fraction of it. What a step takes is the median at its number of ranks.
+    """Return the goodput: the time that the steps done for the first time in ``begin`` … ``end``
+    take by themselves, as a fraction of that interval. The duration of a step is the median at its
+    number of ranks.
     """
     lines = [log for log in logs if log]
     done = [d for d in finished(lines) if d.rank == 0]

@@ -32,16 +32,16 @@ HERE = Path(__file__).parent
 
 
 class Peer(Protocol):
-    """One framework that trains elastically."""
+    """A framework that trains elastically."""
 
     def begin(self, nodes: int) -> None:
-        """Start to train on so many nodes; return at once."""
+        """Start to train on ``nodes`` nodes; return at once."""
 
     def join(self) -> None:
-        """Give it one more node."""
+        """Add a node."""
 
     def leave(self) -> None:
-        """Take its last node away, with notice."""
+        """Remove its last node with notice."""
 
     def lose(self) -> None:
         """Kill everything on its last node (SIGKILL)."""
@@ -54,7 +54,7 @@ class Peer(Protocol):
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL to a process and everything below it."""
+    """Send SIGKILL to a process and everything below it."""
     with contextlib.suppress(psutil.Error):
         top = psutil.Process(pid)
         for process in [*top.children(recursive=True), top]:
@@ -63,14 +63,14 @@ def kill_tree(pid: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
 class PeerRestart(Restart):
-    """MalleTrain in restart mode. The main scheduler is a cluster that gives and takes nodes."""
+    """MalleTrain in restart mode. The main scheduler is a cluster that the benchmark controls."""
 
     script = HERE / "train_peers.py"
     local = f'grace = "{switched_cluster.GRACE_S:g} s"'

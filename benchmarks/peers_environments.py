@@ -1,8 +1,8 @@
-"""Environments of their own for the frameworks with which benchmarks compare MalleTrain.
+"""Virtual environments for the frameworks with which benchmarks compare MalleTrain.
 
-A virtual environment a framework, made once below a cache folder with what the framework needs from
-the package index. torch is that of the running interpreter, so that all contenders train with the
-same one, and none pulls another build.
+Each is created once below a cache folder, with the framework's packages from the package index.
+torch is that of the running interpreter, so that all contenders train with the same one and no
+other build is downloaded.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "hyperqueue": ("hyperqueue==0.27.0",),
     "submitit": ("submitit==1.5.4",),
 }
-"""What is installed for each, with versions."""
+"""Packages of each framework, with versions."""
 TIMEOUT_S = 900.0
 
 
 class NotInstalled(RuntimeError):
-    """A framework cannot be had here; the message says why."""
+    """A framework is not available here; the message says why."""
 
 
 def cache() -> Path:
-    """Where environments are kept: below XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of the environments: below XDG_CACHE_HOME or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "malletrain" / "benchmarks"
 
 
 def python_of(name: str, folder: Path) -> Path:
-    """The interpreter of this framework's environment, made if need be. Raises NotInstalled."""
+    """Return the interpreter of this framework's environment, which is created if necessary. Raises
+    NotInstalled.
+    """
     root, python = folder / name, folder / name / "bin" / "python"
     torch = version("torch")
     requirements = json.dumps([PACKAGES[name], torch, sys.version, sys.prefix])
@@ -50,7 +52,8 @@ def python_of(name: str, folder: Path) -> Path:
     constraints.write_text(f"torch=={torch}\n")
     here = sysconfig.get_path("purelib")
     shared = Path(sysconfig.get_path("purelib", vars={"base": str(root)})) / "shared.pth"
-    # site.addsitedir, not the bare path: what the running environment itself shares comes along.
+    # site.addsitedir instead of the bare path, so that the .pth files of the running environment
+    # also apply
     shared.write_text(f"import site; site.addsitedir({here!r})\n")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--constraint", str(constraints), *PACKAGES[name]], name)

@@ -1,5 +1,5 @@
-"""The training of benchmarks/peers.py, the same under every framework: its model, its samples and
-its log. Imports torch, and none of the frameworks.
+"""The training of benchmarks/peers.py, the same in every framework: its model, its samples and its
+log. Imports torch, and none of the frameworks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SAMPLES = 3_000_000
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """The command line of every variant of the script."""
+    """Parse the command line of every variant of the script."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", help="folder of the logs")
     parser.add_argument("--mb", type=float, default=10.0, help="parameters in MB")
@@ -30,7 +30,7 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 
 def network(mb: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model of ``mb`` MB of parameters, and its optimizer, which has as much state."""
+    """Return a model of ``mb`` MB of parameters, and its optimizer, which has as much state."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     layers = max(1, round(mb * 1e6 / 4 / WIDTH / WIDTH))
@@ -39,14 +39,14 @@ def network(mb: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def loss_of(net: torch.nn.Module, samples: list[int]) -> torch.Tensor:
-    """The loss over these samples, whose features are computed from their numbers."""
+    """Return the loss over these samples, whose features are computed from their numbers."""
     numbers = torch.tensor(samples or [0], dtype=torch.float32)
     features = torch.sin(numbers[:, None] * torch.arange(1, WIDTH + 1) / WIDTH)
     return net(features).square().mean() * (len(samples) / BATCH)
 
 
 def share(step: int, rank: int, world: int) -> list[int]:
-    """The samples of ``rank`` of ``world`` in step ``step`` (from 1)."""
+    """Return the samples of ``rank`` of ``world`` in step ``step`` (from 1)."""
     return list(range((step - 1) * BATCH + rank, step * BATCH, world))
 
 

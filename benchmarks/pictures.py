@@ -17,9 +17,7 @@ STATEMENTS = {"exact": "true", "other": "another\nmodel's", "linear": "linear", 
 
 @dataclass(frozen=True)
 class Mean:
-    """One point of the figure over all seeds: samples as a fraction of those in a world without
-    costs.
-    """
+    """One point of the figure over all seeds: samples as a fraction of those without costs."""
 
     line: str
     x: str
@@ -35,8 +33,8 @@ def mean_of(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Gain:
-    """Samples of MalleTrain (``policy``: with turns or without) over FreeTrain's, seed by seed,
-    less 1.
+    """Return the samples of MalleTrain (``policy``: with turns or without) divided by FreeTrain's,
+    seed by seed, less 1.
     """
 
     length: str
@@ -50,7 +48,7 @@ class Gain:
 
 
 def gains(means: Sequence[Mean]) -> list[Gain]:
-    """MalleTrain over FreeTrain, for each workload and each thing that owners state."""
+    """Compare MalleTrain with FreeTrain, for each workload and each statement of owners."""
     paths = []
     for mine in (m for m in means if m.line != "FreeTrain"):
         length, workload, _ = mine.x.split()
@@ -68,7 +66,7 @@ def gains(means: Sequence[Mean]) -> list[Gain]:
 
 
 def tell(figure: str, axis: str, means: Sequence[Mean]) -> list[str]:
-    """The figure as a Markdown table. ``axis``: what its points differ in."""
+    """Print the figure as a Markdown table. ``axis``: the property in which its points differ."""
     if figure == "3.10":
         lines = [
             "| jobs | owners state | FreeTrain | MalleTrain | | samples |",
@@ -94,12 +92,14 @@ def tell(figure: str, axis: str, means: Sequence[Mean]) -> list[str]:
 
 
 def _both(m: Mean) -> str:
-    """Samples ÷ those without costs, and ÷ the bound of the jobs that were there at each moment."""
+    """Return samples divided by those without costs, and by the bound for the jobs of each
+    moment.
+    """
     return f"{m.mean:.3f}, {statistics.fmean(r['fraction_of_ideal'] for r in m.runs):.3f}"
 
 
 def draw(figure: str, axis: str, means: Sequence[Mean], path: Path) -> None:
-    """The figure as a small PNG. ``axis``: as in :func:`tell`."""
+    """Draw the figure as a small PNG. ``axis``: see :func:`tell`."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(6.4, 3.6), dpi=100, layout="constrained")
@@ -123,7 +123,7 @@ def draw(figure: str, axis: str, means: Sequence[Mean], path: Path) -> None:
 
 
 def _draw_gains(picture: Any, rows: Sequence[Gain]) -> None:
-    """Bars by what owners state, a panel for each length of jobs."""
+    """Draw bars by what owners state, a panel for each length of jobs."""
     lengths = list(dict.fromkeys(g.length for g in rows))
     for axes, length in zip(
         picture.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True
@@ -149,7 +149,7 @@ def _draw_gains(picture: Any, rows: Sequence[Gain]) -> None:
 
 
 def finish(picture: Any, path: Path) -> None:
-    """Give a matplotlib figure the looks of all, and write it."""
+    """Apply the common style to a matplotlib figure, and write it."""
     for axes in picture.axes:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)

@@ -1,21 +1,21 @@
-"""What it is worth that placement knows horizons and topology groups, on a trace.
+"""Measures the benefit of horizons and topology groups for placement, on a trace.
 
-    python -m benchmarks.placement --trace summit_idle_week1.csv.gz [--nodes N] [--hours H] [--jobs
-    J] [--seeds S] [--json]
+    python -m benchmarks.placement --trace summit_idle_week1.csv.gz [--nodes N] [--hours H]
+        [--jobs J] [--seeds S] [--json]
 
 Jobs of one curve, 1:64 nodes, never finish; at every event of the trace sizes are solved for and
-nodes named. The rows differ in what placement is told:
+nodes chosen. The rows differ in the information for placement:
 
 * ``nothing``;
-* ``horizons known``: when each gap really ends (the best that any forecast could do);
+* ``horizons known``: the true end of each gap (an upper bound for forecasts);
 * ``horizons estimated``: the expected remaining time by the age of the gap
-  (:mod:`scavenger.horizon`, learnt along the way);
-* ``groups``: the cabinet, as the first three characters of the node's name;
+  (:mod:`scavenger.horizon`, learnt meanwhile);
+* ``groups``: the cabinet, which is the first three characters of the node's name;
 * ``groups, estimated`` and ``groups, known``: both.
 
-Columns: job preemptions (a job hit once counts once, however many nodes it lost), nodes lost,
-groups per job (mean over time and jobs), each also relative to ``nothing``; and milliseconds of
-processor time a placement.
+Columns: job preemptions (a job that loses several nodes at once counts once), nodes lost, groups
+per job (mean over time and jobs), each also relative to ``nothing``; and milliseconds of processor
+time per placement.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODES = (
 
 
 def replay(trace: traces.Trace, jobs: int, mode: str) -> dict[str, float]:
-    """One pass over the trace."""
+    """Make one pass over the trace."""
     gaps = trace.gaps()
     ends = {
         (int(n), float(start)): float(end)
@@ -110,7 +110,10 @@ def main() -> None:
         "--trace", type=Path, required=True, help="CSV of time_s, node, event (.gz allowed)"
     )
     parser.add_argument(
-        "--nodes", type=int, default=1024, help="a random sample of so many of the trace's nodes"
+        "--nodes",
+        type=int,
+        default=1024,
+        help="number of the trace's nodes to use, drawn at random",
     )
     parser.add_argument("--hours", type=float, default=48.0)
     parser.add_argument("--jobs", type=int, default=10)

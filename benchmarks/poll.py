@@ -1,8 +1,6 @@
-"""What one poll of a batch scheduler costs MalleTrain, in wall time and in CPU time (for a machine
-that is busy otherwise).
-
-The part that is the same for :mod:`benchmarks.slurm_poll` and :mod:`benchmarks.pbs_poll`, which
-make up the scheduler's answers.
+"""Measures what one poll of a batch scheduler costs MalleTrain, in wall time and in processor time
+(for a machine that is busy otherwise). The common part of :mod:`benchmarks.slurm_poll` and
+:mod:`benchmarks.pbs_poll`, which make the scheduler's answers.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Row = dict[str, Any]
 
 
 def milliseconds(action: Callable[[], object]) -> tuple[float, float]:
-    """(wall, CPU) time of an action, medians."""
+    """Return the medians of (wall, processor) time of an action."""
     wall, cpu = [], []
     for _ in range(REPEATS):
         began, cpu_began = time.perf_counter(), time.process_time()
@@ -36,8 +34,8 @@ def milliseconds(action: Callable[[], object]) -> tuple[float, float]:
 def measure(
     scavenger: BatchScavenger[Any, Any], site: object, reads: Mapping[str, Callable[[], object]]
 ) -> Row:
-    """Milliseconds of each of ``reads``, of a whole poll, and of explaining every node. ``site``:
-    what is configured, which is not asked for.
+    """Return the milliseconds of each of ``reads``, of a whole poll, and of explaining every node.
+    ``site``: the configuration, which is not requested.
     """
     scavenger.site, scavenger.site_every_s = site, math.inf
     snapshot = scavenger.poll()
@@ -47,8 +45,8 @@ def measure(
 
 
 def main(about: str, measure_one: Callable[[int, int], Row]) -> None:
-    """Print a table, or JSON with --json. ``measure_one``: of so many nodes, and so many waiting
-    jobs and as many running ones.
+    """Print a table, or JSON with --json. ``measure_one``: measures with a number of nodes, and a
+    number of waiting jobs and of running ones.
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter

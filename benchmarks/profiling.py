@@ -1,12 +1,13 @@
-"""What it costs to learn a scaling curve, and what the curve is worth: the inverse order against
-its alternatives.
+"""Measures the cost of learning a scaling curve, and the value of the curve: the inverse order
+against its alternatives.
 
     python -m benchmarks.profiling --curves dnn_scaling_summit.csv --seeds 10 --json profiling.json
 
 Each job trains on a virtual clock while it is profiled: a rescale up takes 17-19 s, down 11-13 s,
-in which nothing is processed; a size is measured by the product's own meter from noisy step times.
-Jobs are analytic laws on 1..6 and 1..16 nodes and, with ``--curves FILE`` (columns model, nodes,
-samples_per_s), measured models on 1..(largest) nodes, read linearly between the sizes of the table.
+in which nothing is processed; the product's own meter measures a size from noisy step times. Jobs
+are analytic laws on 1..6 and 1..16 nodes and, with ``--curves FILE`` (columns model, nodes,
+samples_per_s), measured models on 1..(largest) nodes, interpolated linearly between the sizes of
+the table.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class Truth:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one profile cost. Errors are the largest relative error over all sizes 1..largest.
+    """Costs and errors of one profile. Errors are the largest relative error over all sizes
+    1..largest.
 
-    ``lost_share``: samples a run of ten minutes does not process because of the profile and the way
-    back to the largest size, as a share of those of an unprofiled run at the largest size.
-    ``within_*``: until the error first was within 5 %, None for never.
+    ``lost_share``: samples that a run of ten minutes does not process because of the profile and
+    the way back to the largest size, as a share of those of an unprofiled run at the largest size.
+    ``within_*``: time until the error was first within 5 %, None for never.
     """
 
     visits: int
@@ -78,8 +80,8 @@ class Setting:
 
 
 def analytic(largest: int) -> list[Truth]:
-    """Laws on 1..largest nodes: both ways of scaling, a plateau, a peak, and a step that no smooth
-    law knows.
+    """Return laws on 1..largest nodes: both ways of scaling, a plateau, a peak, and a step that no
+    smooth law contains.
     """
     knee, peak, switch = round(0.6 * largest), round(0.7 * largest), largest // 2
     laws: dict[str, Law] = {
@@ -97,7 +99,9 @@ def analytic(largest: int) -> list[Truth]:
 
 
 def measured(path: Path) -> list[Truth]:
-    """The table of measured curves. Raises SystemExit with a sentence when it cannot be read."""
+    """Return the table of measured curves. Raises SystemExit with a sentence if it cannot be
+    read.
+    """
     table: dict[str, dict[int, float]] = defaultdict(dict)
     try:
         with path.open(newline="") as file:
@@ -115,8 +119,8 @@ def measured(path: Path) -> list[Truth]:
 
 
 def run_profile(truth: Truth, method: Method, rng: random.Random, setting: Setting) -> Profile:
-    """Profile one job: it starts from nothing, is moved as the method says, and is measured at
-    every stop.
+    """Profile one job without prior: move it as the method requests, and measure it at every
+    stop.
     """
     now = samples = node_seconds = 0.0
     size, ups, downs, visits = 0, 0, 0, 0
@@ -156,14 +160,14 @@ def run_profile(truth: Truth, method: Method, rng: random.Random, setting: Setti
 def measure(
     rate: float, nodes: int, rng: random.Random, noise: float
 ) -> tuple[ThroughputMeter, float, float]:
-    """Let the job run at one size until the meter is content; return it, the seconds and the
+    """Run the job at one size until the meter is satisfied. Return the meter, the seconds and the
     samples processed.
     """
     meter = ThroughputMeter(nodes, 0.0, MeasureConfig())
     now = samples = wave = 0.0
     outcome = MeasurementState.MEASURING
     while outcome is MeasurementState.MEASURING:
-        # Step times scatter, partly from step to step, partly in slower waves.
+        # step times vary partly from step to step, partly in slower waves
         wave = 0.7 * wave + math.sqrt(1 - 0.7**2) * rng.gauss(0, 1)
         now += max(0.05, 1 + noise * (0.7 * rng.gauss(0, 1) + 0.7 * wave)) / STEPS_PER_S
         samples += rate / STEPS_PER_S
@@ -172,8 +176,8 @@ def measure(
 
 
 def regret(jobs: Sequence[Truth], beliefs: Sequence[Method], nodes: int) -> float:
-    """Share of the best possible equivalent single-node throughput lost by allocating ``nodes``
-    nodes from the believed curves.
+    """Return the relative loss of equivalent single-node throughput when ``nodes`` nodes are
+    allocated by the estimated curves.
     """
 
     def allocate(curves: Sequence[ScalingCurve]) -> list[int]:
@@ -198,8 +202,8 @@ def regret(jobs: Sequence[Truth], beliefs: Sequence[Method], nodes: int) -> floa
 def compare(
     jobs: Sequence[Truth], methods: Sequence[str], seeds: int, setting: Setting
 ) -> dict[str, dict[str, list[float | None]]]:
-    """Every figure of every method over all jobs and seeds (regret: over seeds and two sizes of
-    machine). All jobs are of one family.
+    """Return every figure of every method over all jobs and seeds (regret: over seeds and two sizes
+    of machine). All jobs are of one family.
     """
     results: dict[str, dict[str, list[float | None]]] = {
         name: defaultdict(list) for name in methods
@@ -221,8 +225,8 @@ def compare(
 
 
 def summary(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean, median, 10th and 90th percentile; never (None) sorts last and makes a percentile None.
-    ``reached``: share not None.
+    """Return mean, median, 10th and 90th percentile; never (None) sorts last and makes a percentile
+    None. ``reached``: share of values that are not None.
     """
     ordered = sorted(math.inf if v is None else v for v in values)
     finite = [v for v in ordered if math.isfinite(v)]
@@ -262,7 +266,7 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
 
 
 def table(summaries: dict[str, dict[str, dict[str, float | None]]]) -> str:
-    """One line a method."""
+    """Return one line per method."""
     rows = [["method", *(heading for heading, *_ in COLUMNS)]]
     for name, figures in summaries.items():
         cells = [figures[figure][statistic] for _, figure, statistic, _ in COLUMNS]

@@ -59,8 +59,7 @@ while not os.path.exists("stop"):
 @dataclass(frozen=True)
 class Difference:
     """A plan for ``jobs`` jobs on ``machine`` nodes that differs: sizes by the profile and by the
-    exhaustive curve, and the share of the samples that the first lacks by the law that the model
-    job follows.
+    exhaustive curve, and the relative loss of the first by the law of the model job.
     """
 
     jobs: int
@@ -72,12 +71,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one model job. ``lost``: samples that the profiled run lacks; ``share``: of a run of RUN_S
-    seconds without a profile.
-
-    ``same``: plans alike from the profile's curve and the exhaustive one; ``same_again``: from the
-    two halves of the exhaustive one; ``same_law``: from the profile's curve and the law that the
-    model job follows.
+    """The results for one model job. ``lost``: samples that the profiled run lacks; ``share``: as a
+    share of a run of RUN_S seconds without a profile. ``same``: equal plans from the profile's
+    curve and the exhaustive one; ``same_again``: from the two halves of the exhaustive one;
+    ``same_law``: from the profile's curve and the law of the model job.
     """
 
     model: str
@@ -140,7 +137,9 @@ def run(nodes: int, seconds: float, model: str) -> Outcome:
 
 
 def donor(nodes: int, seconds: float) -> dict[str, Any]:
-    """What the profile of a second job costs the first, which holds all nodes when it comes."""
+    """Measure what the profile of a second job costs the first, which has all nodes when the second
+    arrives.
+    """
     result: dict[str, Any] = {"nodes": nodes, "seconds": seconds, "load": os.getloadavg()[0]}
     words = [str(x) for x in MODELS["straight"]]
     for case in ("profiled", "not"):
@@ -189,7 +188,7 @@ def _site(root: Path, nodes: int) -> Any:
 def _train(
     made: Site, words: tuple[str, ...], nodes: int, seconds: float, *, profile: bool
 ) -> tuple[JobDetail, float]:
-    """Train for ``seconds`` after the first sample; (details, samples)."""
+    """Train for ``seconds`` after the first sample. Return (details, samples)."""
     script = made.script("train.py", SCRIPT.format(batch=BATCH))
     job = made.submit(script, *words, nodes=(1, nodes), profile=profile)
     made.until(lambda: made.job(job).samples > 0, "the job trains")
@@ -205,8 +204,8 @@ def _train(
 def _rates(
     made: Site, words: tuple[str, ...], nodes: int, seconds: float = 5.0
 ) -> tuple[float, float]:
-    """Samples/s on exactly ``nodes``, in two stretches of ``seconds`` from one second after the
-    first sample on.
+    """Return samples/s on exactly ``nodes``, in two intervals of ``seconds``, from one second after
+    the first sample.
     """
     job = made.submit(made.work / "train.py", *words, nodes=(nodes, nodes), profile=False)
     made.until(lambda: made.job(job).samples > 0, "the job trains")
@@ -227,7 +226,7 @@ def _stop(made: Site, job: str) -> None:
 
 
 def _bids(measured: dict[int, float]) -> ScalingCurve:
-    """What the product bids with when it has measured these throughputs."""
+    """Return the curve with which the product bids after it has measured these throughputs."""
     curve = MeasuredCurve()
     for size, rate in measured.items():
         curve = curve.with_measurement(size, rate, 0.0, 0.0)
@@ -237,7 +236,7 @@ def _bids(measured: dict[int, float]) -> ScalingCurve:
 def _compare(
     one: ScalingCurve, other: ScalingCurve, law: ScalingCurve, nodes: int
 ) -> tuple[int, list[Difference]]:
-    """How many plans were made from each of two curves, and those that differ."""
+    """Return how many plans were made from each of two curves, and those that differ."""
     plans, differences = 0, []
     for jobs in (1, 2):
         for machine in range(1, jobs * nodes + 1):

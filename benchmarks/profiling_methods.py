@@ -1,9 +1,9 @@
-"""Ways to learn a scaling curve, for ``benchmarks.profiling``: which size is visited next, and what
-is believed afterwards.
+"""Methods to learn a scaling curve, for ``benchmarks.profiling``: which size to visit next, and the
+estimate afterwards.
 
-The product's way is ``inverse`` (and ``inverse, every size``, which passes nothing over). The
-others are what one could do instead. All but the Gaussian processes keep what they measure in the
-product's own curve, so that they differ in the order and choice of sizes only.
+The product's methods are ``inverse`` and ``inverse, every size``, which skips no size. The others
+are alternatives. All except the Gaussian processes record measurements in the product's own curve,
+so that they differ only in the order and choice of sizes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_STEPS = 8
 
 
 class Method(ABC):
-    """One profile of one job with sizes 1..largest: ``next`` names the size to visit (None: done),
-    ``learn`` takes what was measured.
+    """One profile of one job with sizes 1..largest: ``next`` returns the size to visit (None:
+    done), ``learn`` takes a measurement.
     """
 
     def __init__(self, largest: int, rng: random.Random) -> None:
@@ -42,13 +42,13 @@ class Method(ABC):
         self.curve = self.curve.with_measurement(m.nodes, m.rate, m.half_width, 0.0)
 
     def believes(self, nodes: int) -> float:
-        """Throughput at ``nodes``, samples/s."""
+        """Return the estimated throughput at ``nodes``, samples/s."""
         return self.curve.smoothed(nodes)[0]
 
 
 class Inverse(Method):
-    """The product: once up to the largest size, then down the ladder; sizes already pinned down are
-    passed over.
+    """The product: once up to the largest size, then down the ladder; sizes that are known well
+    enough are skipped.
     """
 
     config = PlanConfig(max_steps=MAX_STEPS)
@@ -69,7 +69,7 @@ class Inverse(Method):
 
 
 class InverseEveryRung(Inverse):
-    """The same down the whole ladder, nothing passed over."""
+    """The same down the whole ladder, without skipping."""
 
     config = PlanConfig(max_steps=MAX_STEPS, skip_interpolated=False, tolerance=1e-9)
 
@@ -84,7 +84,7 @@ class Listed(Method):
 
 
 class Incremental(Listed):
-    """From one node up the same ladder, as one grows a job step by step."""
+    """From one node up the same ladder, as a user grows a job step by step."""
 
     def __init__(self, largest: int, rng: random.Random) -> None:
         super().__init__(largest, rng)
@@ -145,7 +145,7 @@ class Gaussian(Method):
             self.model = model.fit(np.array(self.x)[:, None], (np.array(self.y) - level) / scale)
 
     def predict(self, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of ln(throughput per node)."""
+        """Return mean and standard deviation of ln(throughput per node)."""
         assert self.model is not None
         mean, std = self.model.predict(
             np.log2(np.array(sizes, dtype=float))[:, None], return_std=True
@@ -171,13 +171,13 @@ class Gaussian(Method):
         return open_sizes[best] if scores[best] > 0 else None
 
     def score(self, sizes: Sequence[int]) -> np.ndarray:
-        """What a visit to each size promises; 0 or less: not worth it."""
+        """Return the expected benefit of a visit to each size; 0 or less: not worth it."""
         raise NotImplementedError
 
 
 class ExpectedImprovement(Gaussian):
-    """EI of the throughput (Jones, Schonlau and Welch 1998), as configuration tuners do; ends when
-    it promises under 1 %.
+    """EI of the throughput (Jones, Schonlau and Welch 1998), as in configuration tuners; ends when
+    it is below 1 %.
     """
 
     def score(self, sizes: Sequence[int]) -> np.ndarray:
@@ -193,7 +193,7 @@ class ExpectedImprovement(Gaussian):
 
 
 class MostUncertain(Gaussian):
-    """The size of which the process is least sure; ends when all 95 % intervals are within 5 %."""
+    """The size with the largest uncertainty; ends when all 95 % intervals are within 5 %."""
 
     def score(self, sizes: Sequence[int]) -> np.ndarray:
         std = self.predict(sizes)[1]

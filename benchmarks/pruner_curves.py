@@ -26,7 +26,7 @@ STAGE = 0.6
 
 
 def drawn(rng: random.Random) -> dict[str, Any]:
-    """What one training tries."""
+    """Hyperparameters of one training."""
     return {
         "lr": 10 ** rng.uniform(-3, 0),
         "momentum": rng.choice((0.0, 0.5, 0.9)),
@@ -37,7 +37,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 
 
 def curve(tried: dict[str, Any], data: Any, epochs: int, seed: int) -> list[float]:
-    """The validation accuracy after each epoch."""
+    """Return the validation accuracy after each epoch."""
     torch.manual_seed(seed)
     (images, labels), (test_images, test_labels) = (part.tensors for part in data)
     images, test_images = images.flatten(1), test_images.flatten(1)
@@ -65,7 +65,7 @@ def curve(tried: dict[str, Any], data: Any, epochs: int, seed: int) -> list[floa
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,15 +1,16 @@
-"""EarlyCurve beside ASHA, Hyperband, the median and no pruning, on learning curves of trainings
-that are over: what the chosen one falls short of the best, and what it cost to find.
+"""Compares EarlyCurve with ASHA, Hyperband, the median and no pruning, on learning curves of
+completed trainings: the difference between the chosen training and the best, and the cost of the
+search.
 
     python -m benchmarks.pruners --table ../shared/data/nasbench/nasbench101_sample30k.csv.gz
     python -m benchmarks.pruner_curves ../shared/data/fashion_mnist curves.json
     python -m benchmarks.pruners --curves curves.json
 
-For each seed some trainings are drawn; all pruners see the same ones in the same order, so many at
+For each seed some trainings are drawn. All pruners see the same ones in the same order, several at
 a time, asynchronously. In NAS-Bench-101's sample an epoch takes a cell its share of its measured
-training time, and accuracies are those after 4, 12, 36 and 108 epochs: of trainings of that length
-each, so that a curve is not quite one training's. Curves of :mod:`benchmarks.pruner_curves` have a
-value for each epoch.
+training time. Accuracies are those after 4, 12, 36 and 108 epochs, each of a training of that
+length, so that a curve is not exactly that of one training. Curves of
+:mod:`benchmarks.pruner_curves` have a value for each epoch.
 """
 
 from __future__ import annotations
@@ -51,34 +52,34 @@ PRUNERS: dict[str, Make] = {
         for share, theta in (("1/3", 1 / 3), ("2/3", 2 / 3))
     },
 }
-"""By name; of the first step at which a value comes, and the last."""
+"""Name → pruner, from the first step with a value and the last step."""
 
 
 @dataclass(frozen=True)
 class TrainedCurve:
-    """A training that is over."""
+    """A completed training."""
 
     steps: tuple[int, ...]
-    """At which a value came."""
+    """Steps with a value."""
     accuracy: tuple[float, ...]
-    """After each of them."""
+    """Value after each of them."""
     epoch_s: float
 
 
 @dataclass(frozen=True)
 class Search:
-    """What came of one search."""
+    """The result of one search."""
 
     regret: float
-    """By how much the chosen cell falls short of the best that was drawn."""
+    """Difference between the chosen training and the best one that was drawn."""
     samples: float
-    """Trained on, as a share of what all take to their end."""
+    """Trained epochs, as a share of those of all trainings to their end."""
     hours: float
-    """Until the last trial ended, with so many at a time."""
+    """Time until the last trial ended, seconds."""
 
 
 def read_table(path: Path) -> list[TrainedCurve]:
-    """All cells of NAS-Bench-101's sample."""
+    """Return all cells of NAS-Bench-101's sample."""
     with gzip.open(path, "rt") as file:
         return [
             TrainedCurve(
@@ -91,7 +92,7 @@ def read_table(path: Path) -> list[TrainedCurve]:
 
 
 def read_curves(path: Path) -> list[TrainedCurve]:
-    """What :mod:`benchmarks.pruner_curves` has written."""
+    """Return the curves of :mod:`benchmarks.pruner_curves`."""
     return [
         TrainedCurve(tuple(range(1, len(row["accuracy"]) + 1)), tuple(row["accuracy"]), 1.0)
         for row in json.loads(path.read_text())["curves"]
@@ -99,7 +100,7 @@ def read_curves(path: Path) -> list[TrainedCurve]:
 
 
 def search(curves: Sequence[TrainedCurve], make: Make, slots: int) -> Search:
-    """Train as ``curves`` say, so many at a time, each until it is given up."""
+    """Train along ``curves``, several at a time, each until it is pruned."""
     steps = curves[0].steps
     pruner = make(steps[0], steps[-1])
     study = optuna.create_study(direction="maximize", pruner=pruner, study_name="s")
@@ -134,7 +135,7 @@ def search(curves: Sequence[TrainedCurve], make: Make, slots: int) -> Search:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--table", type=Path, help="NAS-Bench-101's sample")

@@ -1,15 +1,15 @@
-"""Cost of one ``malletrain.report()`` call in a training loop, in microseconds.
+"""Measures the cost of one ``malletrain.report()`` call in a training loop, in microseconds.
 
 Cases, each in fresh processes:
 
 * ``no-op``: outside MalleTrain;
 * ``agent``: a reader process empties the socket, as an agent does;
 * ``agent absent``: the socket file is gone;
-* ``agent stuck``: the socket is there and its queue full;
+* ``agent stuck``: the socket exists and its queue is full.
 
-each in a tight loop (a datagram every 50 ms at most, the call a training loop sees), and ``every
-call sends``: the dearest call there is, which a loop of steps longer than 50 ms makes once per
-step. Also the cost of ``Snapshot.step()`` when nothing is due.
+Each is measured in a tight loop (a datagram every 50 ms at most, as in a training loop), and with
+``every call sends``: the most expensive call, which a loop with steps longer than 50 ms makes once
+per step. Also measures ``Snapshot.step()`` when nothing is due.
 
     python -m benchmarks.report [--json] [--calls N] [--repeats N]
 """
@@ -53,7 +53,7 @@ CASES = (
 
 
 def time_calls(call: Callable[[], None], calls: int) -> float:
-    """Mean cost of one call in microseconds, the loop itself subtracted."""
+    """Return the mean cost of one call in microseconds, without the loop itself."""
     loop = range(calls)
     began = time.perf_counter()
     for _ in loop:
@@ -66,7 +66,7 @@ def time_calls(call: Callable[[], None], calls: int) -> float:
 
 
 def measure(case: str, calls: int) -> dict[str, float]:
-    """Run in a process of its own: mean and worst cost of a call, microseconds."""
+    """Run in a process of its own. Return mean and maximum cost of a call, microseconds."""
     import malletrain
     from malletrain.training import report
 
@@ -93,7 +93,9 @@ def measure(case: str, calls: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def surroundings(case: str) -> Iterator[dict[str, str]]:
-    """The environment of a worker, with the agent's end of the socket as the case wants it."""
+    """Return the environment of a worker, with the agent's end of the socket in the state of the
+    case.
+    """
     from malletrain.protocol.flags import FlagsWriter
 
     if case == "no-op":
@@ -130,7 +132,7 @@ def surroundings(case: str) -> Iterator[dict[str, str]]:
 
 
 def run(calls: int, repeats: int) -> list[dict[str, object]]:
-    """One row per case; every repeat is a new process."""
+    """Return one row per case; every repeat is a new process."""
     clean = {
         name: value
         for name, value in os.environ.items()

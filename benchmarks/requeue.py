@@ -75,7 +75,7 @@ from tests.slurm.cluster import SlurmCluster, missing
 KILL_WAIT_S = 2
 POLL_S = 0.5
 SPARE_S = 120.0
-"""How much longer than a run its trace is, seconds."""
+"""Additional length of a trace beyond the run, seconds."""
 CONTROL = "none"
 TARGET_SAMPLES, TARGET_THROWN_AWAY = 2.0, 1 / 3
 CLUSTER = {
@@ -87,22 +87,22 @@ CLUSTER = {
 
 
 def number_of_trainings(contender: str, trainings: int, nodes: int) -> int:
-    """Return how many trainings a contender has: a job array has one for each node if the others
-    have one.
+    """Return how many trainings a contender has: a job array has one per node if the others have
+    one.
     """
     return nodes if contender == "array" and trainings == 1 else trainings
 
 
 def run(name: str, trace: Sequence[MainJob], options: argparse.Namespace) -> dict[str, Any]:
-    """Let one contender train beside the main jobs on a Slurm of its own. Return its account.
+    """Let one contender train beside the main jobs on its own Slurm. Return its results.
 
     Args:
-        name: of the contender.
+        name: the contender.
         trace: the main jobs.
-        options: those of the command line.
+        options: options of the command line.
 
     Raises:
-        RuntimeError: the contender cannot be had here, or did not start; Slurm refused a main job.
+        RuntimeError: the contender is not available, or did not start; Slurm refused a main job.
     """
     root = Path(tempfile.mkdtemp(prefix="mt-requeue-", dir="/tmp"))
     root.chmod(0o755)
@@ -177,8 +177,8 @@ def with_added_waits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of MalleTrain as fractions of those of the peer with the most samples,
-    and its furthest training as a fraction of the furthest of the peers.
+    """Return the figures of MalleTrain as fractions of those of the peer with the most samples, and
+    its furthest training as a fraction of the furthest of the peers.
     """
     measured = {row["contender"]: row for row in rows if "samples" in row}
     peers = [measured[name] for name in PEERS if name in measured]
@@ -197,7 +197,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Let the contenders train, one after another. Return all figures."""
+    """Let each contender train in turn. Return all figures."""
     seconds = 60 * options.minutes + SPARE_S
     trace = workload(options.nodes, seconds, options.load, options.seed)
     rows: list[dict[str, Any]] = []
@@ -277,7 +277,7 @@ def main() -> int:
     )
     parser.add_argument("--step-s", type=float, default=1.0, help="wait in every step, seconds")
     parser.add_argument(
-        "--load", type=float, default=0.5, help="share of the machine that main jobs ask for"
+        "--load", type=float, default=0.5, help="share of the machine that main jobs request"
     )
     parser.add_argument("--grace", type=int, default=10, help="of a preemption, seconds")
     parser.add_argument(

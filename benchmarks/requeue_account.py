@@ -1,8 +1,8 @@
-"""The account of benchmarks/requeue.py, from the records that trainings and main jobs wrote. Runs
+"""Computes the results of benchmarks/requeue.py from the records of trainings and main jobs. Runs
 nothing, and knows no contender.
 
-Samples are numbered in the order in which a training takes them, so a step at a position that the
-training had already passed says that it went back: the steps from there on were thrown away.
+Samples are numbered in the order in which a training takes them. A step at a position that the
+training had already passed shows that it went back: the steps from there on were discarded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from malletrain.demo.account import Intervals, both, length, normal, without
 
 LONG_GAP_S = 60.0
 RESOLUTION_S = 0.1
-"""With which the time of a file says when a step was cut short, seconds."""
+"""Resolution of the time at which a step was interrupted, seconds."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One step of a training on one node, as far as it came. Times are those of the clock,
-    seconds.
-    """
+    """One step of a training on one node, complete or not. Times in epoch seconds."""
 
     training: int
     node: str
@@ -34,7 +32,7 @@ class Record:
     position: int
     """Number of samples of the training before the step."""
     total: int
-    """Number of samples of the step over all nodes. 0: it was cut short, or aborted."""
+    """Number of samples of the step over all nodes; 0: it was interrupted or aborted."""
 
 
 @dataclass
@@ -44,7 +42,7 @@ class Step:
     records: list[Record] = field(default_factory=list)
 
     def has_room_for(self, record: Record) -> bool:
-        """Whether the record is one of this step. The nodes of a step wait for each other, so that
+        """Whether the record belongs to this step. The nodes of a step wait for each other, so that
         all have begun it before one has ended it.
         """
         first = self.records[0]
@@ -55,12 +53,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Account:
-    """What a contender made of the idle nodes."""
+    """The results of a contender."""
 
     samples: int
     """Samples trained on, each counted once for each training."""
     furthest: int
-    """Those of the training that came furthest."""
+    """Samples of the training that came furthest."""
     idle_node_s: float
     """Node-seconds without a main job."""
     trained_share: float | None
@@ -71,26 +69,28 @@ class Account:
     thrown_away_samples: int
     """Samples of steps that were finished, and repeated later."""
     thrown_away_node_s: float
-    """Node-seconds of these steps, and of steps that were cut short or aborted."""
+    """Node-seconds of these steps, and of steps that were interrupted or aborted."""
     downtime_s: float
-    """Time in which a training was in no step that counted, mean over the trainings."""
+    """Time in which a training was in no counted step, mean over the trainings."""
     releases: int
     """Number of times that a main job left a node."""
     releases_used: int
-    """Those after which a step began before the next main job."""
+    """Number of them after which a step began before the next main job."""
     first_step_median_s: float | None
-    """From a release to the begin of the first step on the node, where there was one."""
+    """Times from a release to the beginning of the first step on the node, seconds."""
     first_step_p90_s: float | None
     main_jobs: int
     """Number of main jobs that arrived before the end."""
     main_wait_mean_s: float
-    """From a main job's submission to its first command, or to the end if that came first."""
+    """Waits from a main job's submission to its first command, or to the end if that came first,
+    seconds.
+    """
     main_wait_max_s: float
 
 
 def records_of(folder: Path) -> list[Record]:
-    """Return the records whose files lie in ``folder``. A step that was cut short ended when its
-    file was last changed.
+    """Return the records with files in ``folder``. The end of an interrupted step is the last
+    change of its file.
     """
     records = []
     for path in folder.iterdir():
@@ -109,7 +109,7 @@ def records_of(folder: Path) -> list[Record]:
 
 
 def outcome(records: Iterable[Record]) -> tuple[list[Step], list[Step]]:
-    """Return the steps of one training that counted, and those that were thrown away."""
+    """Return the counted steps of one training, and the discarded ones."""
     counted: list[Step] = []
     thrown_away: list[Step] = []
     for record in sorted((r for r in records if r.total), key=lambda record: record.ended):
@@ -125,7 +125,7 @@ def outcome(records: Iterable[Record]) -> tuple[list[Step], list[Step]]:
 def gaps_of(
     main: Sequence[MainRecord], nodes: Iterable[str], begin: float, end: float
 ) -> dict[str, Intervals]:
-    """Return by node the times without a main job."""
+    """Return node → times without a main job."""
     used: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in main:
         if record.started is not None:
@@ -136,7 +136,7 @@ def gaps_of(
 
 
 def waits_of(main: Sequence[MainRecord], end: float) -> list[float]:
-    """Return how long each main job that was submitted before ``end`` waited, seconds."""
+    """Return how long each main job submitted before ``end`` waited, seconds."""
     return [
         min(end, end if record.started is None else record.started) - record.submitted
         for record in main
@@ -153,13 +153,13 @@ def account(
     nodes: Sequence[str],
     trainings: int,
 ) -> Account:
-    """Return the account of a contender.
+    """Return the results of a contender.
 
     Args:
         records: all records of its trainings. Those that ended after ``end`` do not count.
         main: the main jobs.
-        begin: when the trainings were submitted, clock, seconds.
-        end: when the contender was stopped.
+        begin: time of the submission of the trainings, epoch seconds.
+        end: time at which the contender was stopped.
         nodes: names of the nodes.
         trainings: number of trainings.
     """
@@ -215,11 +215,11 @@ def account(
 
 def added_wait(beside: Sequence[float], alone: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the longest wait that a contender added to the main jobs, job by job.
+    Jobs at the end of only one run do not count.
 
     Args:
         beside: waits of the main jobs beside the contender, in the order of their arrival, seconds.
-        alone: waits of the same jobs without a contender. What only one run has at its end does
-            not count.
+        alone: waits of the same jobs without a contender.
     """
     added = [b - a for b, a in zip(beside, alone, strict=False)]
     return (statistics.fmean(added), max(added)) if added else (0.0, 0.0)
@@ -234,8 +234,8 @@ def _share(gaps: Mapping[str, Intervals], trained: Mapping[str, Intervals]) -> f
 def _first_steps(
     gaps: Mapping[str, Intervals], trained: Mapping[str, Intervals], begin: float
 ) -> list[float | None]:
-    """Return for each release of a node how long it took to the begin of a step there; None: there
-    was none before the next main job.
+    """Return for each release of a node the time until a step began there; None: none began before
+    the next main job.
     """
     return [
         next((s - start for s, _ in trained.get(node, ()) if start <= s < end), None)

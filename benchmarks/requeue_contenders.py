@@ -44,8 +44,9 @@ enabled = false
 """
 SETUP = f"export PYTHONPATH={HERE.parent} OMP_NUM_THREADS=1 MASTER_ADDR=127.0.0.1"
 REQUEUE = "scontrol requeue $SLURM_JOB_ID"
-"""Last line of a batch script. A training ends because it was told to, or failed meanwhile: either
-way it goes on later."""
+"""Last line of a batch script. A training ends because it was told to, or because it failed; in
+both cases it continues later.
+"""
 SCRIPT = """#!/bin/sh
 #SBATCH --requeue
 #SBATCH --signal={signal}@60
@@ -58,7 +59,7 @@ srun --kill-on-bad-exit=1 {python} {training} {arguments} --training {number}
 
 @dataclass(frozen=True)
 class Field:
-    """Where a contender works."""
+    """The environment of a contender."""
 
     slurm: SlurmCluster
     root: Path
@@ -66,9 +67,9 @@ class Field:
     trainings: int
     """Number of trainings."""
     arguments: tuple[str, ...]
-    """Those of the script of a training, besides its number."""
+    """Arguments of the script of a training, except its number."""
     step_s: float
-    """Wait in every step, seconds."""
+    """Pause in every step, seconds."""
     library_nodes: int
     """Number of nodes of a job of submitit and of Lightning."""
 
@@ -76,8 +77,9 @@ class Field:
 Prepared = Callable[[], None]
 """Submits the trainings."""
 Contender = Callable[[Field], AbstractContextManager[Prepared]]
-"""Prepares what stands at a site before a user comes, and yields what the user does. Raises
-NotInstalled."""
+"""Start what exists at a site before a user comes, and yield what the user does. Raises
+NotInstalled.
+"""
 
 
 @contextlib.contextmanager
@@ -90,10 +92,10 @@ def write_script(field: Field, number: str, training: str, signal: str) -> Path:
     """Write a batch script.
 
     Args:
-        field: where the contender works.
-        number: of the training, for the shell.
+        field: the environment of the contender.
+        number: number of the training, for the shell.
         training: name of the Python script.
-        signal: that the tasks get when the job is preempted.
+        signal: signal for the tasks when the job is preempted.
     """
     script = field.root / f"{number.strip('$')}.sbatch"
     script.write_text(
@@ -127,8 +129,8 @@ def sbatch(field: Field, script: Path, nodes: int, *options: str) -> None:
 
 @contextlib.contextmanager
 def rigid(field: Field, nodes: int) -> Iterator[Prepared]:
-    """A job of so many nodes for each training, which saves and requeues itself when it is
-    preempted.
+    """A job of a fixed number of nodes for each training, which saves and requeues itself when it
+    is preempted.
     """
 
     def submit() -> None:

@@ -1,5 +1,5 @@
-"""The training of benchmarks/requeue.py on the tasks of a Slurm job: plain DDP, one process a task.
-What happens when the job is to leave is not decided here.
+"""The training of benchmarks/requeue.py on the tasks of a Slurm job: plain DDP, one process per
+task. The caller decides what happens when the job has to leave.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from malletrain import ElasticSampler
 
 
 def task() -> tuple[int, int]:
-    """Return the number of this task of the job, and how many there are."""
+    """Return the number of this task of the job, and the number of tasks."""
     return int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
 
 
@@ -36,7 +36,7 @@ def exact_sampler(rank: int, world: int) -> ElasticSampler:
 
 
 class SlurmTraining:
-    """A training that goes on from its checkpoint, if there is one.
+    """A training that continues from its checkpoint, if there is one.
 
     Args:
         args: the arguments of the script.
@@ -81,11 +81,11 @@ class SlurmTraining:
         return {name: each.state_dict() for name, each in self._saved.items()}
 
     def is_checkpoint_due(self) -> bool:
-        """Whether the newest checkpoint is older than it may be."""
+        """Whether a new checkpoint is due."""
         return time.monotonic() >= self._saved_at + self._every_s
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint in the place of the former one, if this is the first task."""
+        """Replace the checkpoint by a new one, if this is the first task."""
         if self.rank == 0:
             new = self._path.with_suffix(".new")
             torch.save(state, new)

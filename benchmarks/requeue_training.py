@@ -1,10 +1,10 @@
-"""What the training of benchmarks/requeue.py is, whoever runs it: model, data, batch size, and the
-records of its steps. Imports nothing of the contenders.
+"""The training of benchmarks/requeue.py in all contenders: model, data, batch size, and the records
+of its steps. Imports nothing of the contenders.
 
-An epoch never ends: sample ``i`` is the digit ``i`` modulo their number, taken in order. The
-records of a process are a file: a line when the process is ready, and one for each step
-(benchmarks/requeue_account.py reads them). While a step waits in the place of an accelerator, the
-file's time is set ten times a second, so that it says when a step was cut short.
+An epoch never ends: sample ``i`` is the digit ``i`` modulo their number, in order. The records of a
+process are a file: a line when the process is ready, and one for each step
+(benchmarks/requeue_account.py reads them). While a step waits in place of an accelerator, the
+file's time is updated ten times per second, so that the time of an interruption is known.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 HIDDEN = 1024
 """Width of two hidden layers: 4.5 MB of parameters, 9 MB with the optimizer's state."""
 BATCH = 32
-"""Samples a step and node."""
+"""Number of samples per step and node."""
 SAMPLES = 100_000_000
-"""Of an epoch; no run reaches its end."""
+"""Number of samples of an epoch; no run reaches its end."""
 BEAT_S = 0.1
 DATA = "digits.pt"
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """Return the arguments of a variant that has no others."""
+    """Return the arguments of a variant without further ones."""
     parser = argparse.ArgumentParser(description=description)
     add_arguments(parser)
     return parser.parse_args()
@@ -52,7 +52,7 @@ def write_digits(folder: Path) -> None:
 
 
 def network() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """The model and its optimizer."""
+    """Return the model and its optimizer."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = torch.nn.Sequential(
@@ -72,7 +72,7 @@ class Digits:
         self._features, self._labels = torch.load(folder / DATA, weights_only=True)
 
     def loss(self, net: torch.nn.Module, samples: list[int]) -> torch.Tensor:
-        """The mean loss over these samples."""
+        """Return the mean loss over these samples."""
         rows = torch.tensor(samples) % len(self._labels)
         return torch.nn.functional.cross_entropy(net(self._features[rows]), self._labels[rows])
 
@@ -81,9 +81,9 @@ class StepLog:
     """The records of this process.
 
     Args:
-        folder: of the benchmark; the file lies in ``folder/steps``.
+        folder: folder of the benchmark; the file is in ``folder/steps``.
         training: number of the training.
-        step_s: how long the accelerator that a step stands for computes, seconds.
+        step_s: computing time of the simulated accelerator per step, seconds.
     """
 
     def __init__(self, folder: Path, training: int, step_s: float) -> None:
@@ -94,19 +94,21 @@ class StepLog:
         self._write(f"{training} {node} {time.time():.4f}\n")
 
     def begin(self, position: int) -> None:
-        """A step begins at this position of the training (number of samples before it)."""
+        """Record that a step begins at this position of the training (number of samples before
+        it).
+        """
         self._began, self._position = time.time(), position
         os.utime(self._file)
 
     def wait_for_accelerator(self) -> None:
-        """Wait for as long as the accelerator computes."""
+        """Wait for the computing time of the accelerator."""
         end = time.time() + self._step_s
         while (remaining_s := end - time.time()) > 0:
             time.sleep(min(BEAT_S, remaining_s))
             os.utime(self._file)
 
     def end(self, world: int, *, aborted: bool = False) -> None:
-        """The step is over, on so many nodes; ``aborted``: it does not count."""
+        """Record the end of the step on ``nodes`` nodes; ``aborted``: it does not count."""
         total = 0 if aborted else BATCH * world
         self._write(f"{self._began:.4f} {time.time():.4f} {self._position} {total}\n")
 

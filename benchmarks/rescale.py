@@ -40,15 +40,17 @@ from benchmarks import end_in_order
 from benchmarks.rescale_modes import CONTENDERS, Contender, until
 
 STEADY_STEPS = 40
-"""Steps at the same world size before the next event: the training has settled."""
+"""Number of steps at the same world size after which the training has settled."""
 LOSS_STEPS = 10
-"""Steps after a loss until it counts as over."""
+"""Number of steps after a loss until it is over."""
 LONG_GAP_S = 0.6
-"""A gap between steps longer than this is a pause, where the number of nodes does not tell."""
+"""Minimum gap between steps that counts as a pause if the number of nodes does not show it,
+seconds.
+"""
 
 
 class StepLog:
-    """The steps that rank 0 wrote down."""
+    """The steps that rank 0 recorded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,13 +65,13 @@ class StepLog:
         ]
 
     def settled(self, world: int, since: float) -> bool:
-        """Whether the newest steps after ``since`` are all at this world size."""
+        """Return whether the newest steps after ``since`` are all at this world size."""
         after = [s for s in self.steps() if s[0] > since]
         return len(after) >= STEADY_STEPS and all(w == world for _, _, w in after[-STEADY_STEPS:])
 
     def went_on(self, steps: int, nodes: int, since: float) -> bool:
-        """Whether so many steps followed the first one at another size than ``nodes``, or the
-        longest gap, after ``since``.
+        """Return whether enough steps followed, after ``since``, the first one at another size than
+        ``nodes`` or the longest gap.
         """
         after = [s for s in self.steps() if s[0] > since - 1.0]
         fewer = next((i for i, s in enumerate(after) if s[0] > since and s[2] != nodes), None)
@@ -79,17 +81,17 @@ class StepLog:
         return bool(gaps) and max(gaps) > LONG_GAP_S and len(gaps) - gaps.index(max(gaps)) > steps
 
     def begun(self, since: float) -> bool:
-        """Whether a step was made after ``since``."""
+        """Return whether a step was made after ``since``."""
         return any(t > since for t, _, _ in self.steps())
 
     def step_s(self) -> float:
-        """The usual time between two steps, of the newest."""
+        """Return the usual time between two steps, of the newest ones."""
         return statistics.median(
             b[0] - a[0] for a, b in itertools.pairwise(self.steps()[-STEADY_STEPS:])
         )
 
     def pause(self, since: float) -> tuple[float, int]:
-        """(longest gap between steps after ``since``, steps that had to be repeated)."""
+        """Return (longest gap between steps after ``since``, number of repeated steps)."""
         steps = self.steps()
         first = max((i for i, s in enumerate(steps) if s[0] <= since), default=0)
         window = steps[first:]
@@ -101,7 +103,7 @@ class StepLog:
 def run(
     mode: str, model_mb: float, nodes: int, repeats: int, device: str, say: Console
 ) -> list[dict[str, Any]]:
-    """All events in one mode; one row an event."""
+    """Measure all events in one mode. Return one row per event."""
     pauses: dict[str, list[float]] = defaultdict(list)
     repeated: dict[str, list[int]] = defaultdict(list)
     usual: dict[str, list[float]] = defaultdict(list)
@@ -183,7 +185,7 @@ def run(
 
 
 def main() -> None:
-    """Run, print a table (stderr) and with --json one object (stdout)."""
+    """Run, and print a table (stderr) and, with --json, one object (stdout)."""
     end_in_order()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

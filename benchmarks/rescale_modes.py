@@ -1,9 +1,9 @@
-"""The contenders of benchmarks/rescale.py: each can put the training on a number of nodes, and lose
+"""The contenders of benchmarks/rescale.py. Each can run the training on a number of nodes, and lose
 one without notice.
 
-``live``, ``restart``: the whole product (embedded cluster, daemon, agents), driven as a user would:
-another job that needs k nodes makes the training shrink by k, its end makes it grow. ``c10d``:
-plain ``torchrun --rdzv-backend=c10d``, one torchrun a virtual node, on the same machine; nodes
+``live``, ``restart``: the whole product (embedded cluster, daemon, agents), used as a user would:
+another job that needs k nodes makes the training shrink by k, and its end makes it grow. ``c10d``:
+plain ``torchrun --rdzv-backend=c10d``, one torchrun per virtual node, on the same machine; nodes
 leave by SIGTERM to their torchrun, and join by starting one.
 """
 
@@ -33,17 +33,19 @@ LIVE_SCRIPT = Path(__file__).with_name("train_live.py")
 BLOCKER = "import time, malletrain\nwhile True:\n    time.sleep(0.2)\n    malletrain.report(1)\n"
 PATIENCE_S = 180.0
 STOP_S = 120.0
-"""Until a daemon that does not end is killed: what was measured is worth more."""
+"""Time after which a daemon that does not end is killed, so that the measurements are not lost,
+seconds.
+"""
 
 
 class Contender(Protocol):
-    """One way to run the training elastically on up to ``nodes`` virtual nodes."""
+    """A way to run the training elastically on up to ``nodes`` virtual nodes."""
 
     def start(self) -> None:
         """Begin to train on all nodes."""
 
     def shrink(self, by: int) -> None:
-        """Have the training leave ``by`` nodes; return at once."""
+        """Let the training leave ``by`` nodes; return at once."""
 
     def grow(self, by: int) -> None:
         """Give the nodes back."""
@@ -52,23 +54,25 @@ class Contender(Protocol):
         """Kill one node without notice (not the one of rank 0)."""
 
     def recover(self) -> None:
-        """Bring the lost node back."""
+        """Return the lost node."""
 
     def begin_anew(self) -> None:
-        """End the training, and begin another on the same nodes; return when that is asked for."""
+        """End the training, and submit another one to the same nodes. Return the time of the
+        submission.
+        """
 
     def phases(self) -> list[dict[str, float]]:
-        """Parts of every rescale so far in seconds, where the contender knows them."""
+        """Phases of every rescale so far in seconds, if the contender knows them."""
 
     def last_words(self) -> str:
-        """What its parts said last."""
+        """Return the ends of its logs."""
 
     def stop(self) -> None:
         """End everything."""
 
 
 def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait for ``condition``; RuntimeError when it takes too long."""
+    """Wait for ``condition``. Raises RuntimeError after a time limit."""
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
@@ -82,15 +86,15 @@ class Restart:
     mode = "restart"
     script = SCRIPT
     env: ClassVar[dict[str, str]] = {}
-    """More environment of the training."""
+    """Additional environment variables of the training."""
     jobs = ""
-    """More settings of the site, below ``[jobs]``."""
+    """Additional settings of the site in ``[jobs]``."""
     allocation = ""
-    """The same below ``[allocation]``."""
+    """Additional settings in ``[allocation]``."""
     local = ""
-    """The same below ``[scheduler.local]``."""
+    """Additional settings in ``[scheduler.local]``."""
     sections = ""
-    """More sections of the site's configuration."""
+    """Additional sections of the site's configuration."""
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
@@ -170,7 +174,7 @@ class Restart:
                 agent.kill()
 
     def recover(self) -> None:
-        """The embedded cluster offers the node again by itself."""
+        """Do nothing: the embedded cluster offers the node again by itself."""
 
     def begin_anew(self) -> None:
         with Connection.of(self.state) as client:
@@ -178,7 +182,8 @@ class Restart:
         until(self._all_free, "the nodes are free of the training")
         self.trainings += 1
         self.arguments[-1] = (
-            f"{self.root / 'snapshot'}-{self.trainings}"  # the other one's is its own
+            # the other training has a snapshot of its own
+            f"{self.root / 'snapshot'}-{self.trainings}"
         )
         self.start()
 
@@ -211,7 +216,7 @@ class RestartMemory(Restart):
 
 
 class RestartCold(Restart):
-    """Restart mode with every worker started afresh."""
+    """Restart mode with every worker as a new Python process."""
 
     env: ClassVar[dict[str, str]] = {"MALLETRAIN_PRELOAD": "0"}
 
@@ -247,7 +252,7 @@ class C10d:
 
     script = SCRIPT
     options: ClassVar[tuple[str, ...]] = ()
-    """More of torchrun's."""
+    """Additional arguments of torchrun."""
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
         self.root, self.nodes, self.arguments = root, nodes, arguments
@@ -273,8 +278,7 @@ class C10d:
             ),
             *(*self.options, str(self.script), *self.arguments),
         ]
-        # Without this a joiner of a later round waits 60 s for a store that is gone and fails
-        # (pytorch issue 135712).
+        # without this a joiner of a later round waits 60 s for a store that is gone, and fails
         env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         with (self.root / "torchrun.log").open("ab") as log:
             self.running.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log))

@@ -1,17 +1,15 @@
-"""What MalleTrain asks of a real slurmctld: remote procedure calls (RPCs) a second, by kind, as
-``sdiag`` counts them.
+"""Counts the requests of MalleTrain to a real slurmctld: remote procedure calls (RPCs) per second,
+by kind, as ``sdiag`` reports them.
 
     python -m benchmarks.rpcs [--nodes 64] [--minutes 4] [--load 0.85] [--set KEY=VALUE] [--json]
 
-A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh),
-with a daemon whose configuration is the default one as far as Slurm is concerned, but for what
-``--set`` says of [scheduler.slurm]. Three phases: *idle* (no job of MalleTrain), *filling* (three
-jobs that take whatever there is, until all nodes are leased), *churning* (the main workload of
-benchmarks.noharm preempts leases and gives nodes back). Malleable jobs are stubs, as there.
-
-Counted are the RPCs of the commands of MalleTrain. Not counted are those of the nodes' own daemons
-(slurmd), of the main jobs' ``sbatch``, and of the measurement. Each phase is a difference of two
-outputs of sdiag.
+A Slurm runs on this machine (needs its packages, see tests/slurm/install.sh), with a daemon whose
+configuration for Slurm is the default except for ``--set``, which adds to [scheduler.slurm]. Three
+phases: *idle* (no job of MalleTrain), *filling* (three jobs that take all available nodes, until
+all are leased), *churning* (the main workload of benchmarks.noharm preempts leases and gives nodes
+back). Malleable jobs are stubs, as there. The RPCs of MalleTrain's commands are counted, not those
+of the nodes' own daemons (slurmd), of the main jobs' ``sbatch``, and of the measurement. Each phase
+is the difference of two outputs of sdiag.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from malletrain.client import Connection
 from tests.slurm.cluster import SlurmCluster, missing
 
 TARGET = 2.0
-"""RPCs a second and user, at most: what rl_enable of Slurm 23.02 and later refills."""
+"""Maximum RPCs per second and user: the refill rate of rl_enable in Slurm 23.02 and later."""
 IDLE_S = 60.0
 OF_NODES = frozenset(
     {
@@ -46,7 +44,7 @@ OF_NODES = frozenset(
         "REQUEST_STEP_COMPLETE",
     }
 )
-"""Sent by slurmd, whoever's job it is about."""
+"""Kinds of RPCs that slurmd sends for any job."""
 MEASURING = "REQUEST_STATS_INFO"
 SUBMISSION = "REQUEST_SUBMIT_BATCH_JOB"
 _RPC = re.compile(r"^\s+(\w+)\s*\(\s*\d+\) count:(\d+)", re.MULTILINE)
@@ -78,7 +76,7 @@ enabled = false
 
 
 def read_sdiag(text: str) -> dict[str, int]:
-    """RPC → how often it came, from the output of sdiag."""
+    """Return RPC → its count in the output of sdiag."""
     _, _, rest = text.partition("statistics by message type")
     by_type, _, _ = rest.partition("statistics by user")
     return {name: int(count) for name, count in _RPC.findall(by_type)}
@@ -87,7 +85,9 @@ def read_sdiag(text: str) -> dict[str, int]:
 def between(
     before: Mapping[str, int], after: Mapping[str, int], main_jobs: int = 0
 ) -> dict[str, int]:
-    """What MalleTrain asked between two outputs; ``main_jobs``: submitted by others meanwhile."""
+    """Return MalleTrain's RPCs between two outputs; ``main_jobs``: jobs that others submitted
+    meanwhile.
+    """
     result = {
         name: count - before.get(name, 0)
         for name, count in after.items()
@@ -107,7 +107,7 @@ class Phase:
         self.began = time.monotonic()
 
     def end(self, main_jobs: int = 0) -> dict[str, Any]:
-        """What came of it."""
+        """Return its row."""
         seconds = time.monotonic() - self.began
         result = between(self.before, read_sdiag(self.slurm.run("sdiag")), main_jobs)
         return {
@@ -120,7 +120,7 @@ class Phase:
 
 
 def measure(nodes: int, minutes: float, load: float, seed: int, more: str) -> list[dict[str, Any]]:
-    """The phases, one after the other."""
+    """Run the phases one after the other."""
     root = Path(tempfile.mkdtemp(prefix="mt-rpcs-", dir="/tmp"))
     root.chmod(0o755)
     cluster = SlurmCluster(
@@ -159,7 +159,7 @@ def _phases(
 
 
 def _leases(state: Path) -> int:
-    """Leases asked for so far."""
+    """Return the number of leases requested so far."""
     with Connection.of(state) as client:
         requests, since = 0, 0
         while events := client.events(since=since, limit=1000):
@@ -198,7 +198,7 @@ def main() -> int:
         kinds = ", ".join(f"{name} {count}" for name, count in row["by_kind"].items())
         line = f"{row['seconds']:6.0f} {row['rpcs']:6d} {row['rpcs_per_s']:7.2f}"
         print(f"{row['phase']:10} {line}  {kinds}")
-    print(f"{rows[-1]['leases']} leases were asked for while churning.")
+    print(f"{rows[-1]['leases']} leases were requested while churning.")
     return 0
 
 

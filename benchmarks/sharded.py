@@ -60,7 +60,7 @@ from benchmarks.sharded_modes import (
 from benchmarks.sharded_training import facts, tensors_of
 
 SLACK = 64e6
-"""Bytes that a rank may take beyond its old and new shards."""
+"""Memory that a rank may use beyond its old and new shards, bytes."""
 SHAPES = {
     1: (64, 8),
     10: (256, 10),
@@ -69,11 +69,11 @@ SHAPES = {
     200: (1024, 15),
     1000: (2048, 19),
 }
-"""(width, layers) by millions of parameters, roughly."""
+"""Parameters in millions → (width, layers), approximately."""
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The last loss that was written down for each step, the mean over the global batch."""
+    """Return the last recorded loss of each step, the mean over the global batch."""
     results, parts = {}, {}
     for fact in facts(folder):
         if fact["kind"] == "loss":
@@ -99,7 +99,7 @@ def begin(kind: Any, root: Path, most: int, args: argparse.Namespace) -> tuple[A
 
 
 def undisturbed(args: argparse.Namespace) -> dict[int, float]:
-    """The loss of each step of plain torchrun on a fixed number of ranks."""
+    """Return the loss of each step of plain torchrun on a fixed number of ranks."""
     with tempfile.TemporaryDirectory(prefix="mt-sharded-") as root:
         training, logs = begin(ShardedUndisturbed, Path(root), max(args.sizes), args)
         try:
@@ -117,7 +117,7 @@ def undisturbed(args: argparse.Namespace) -> dict[int, float]:
 
 
 def written(root: Path) -> int:
-    """Bytes of the newest snapshot on disk, its shards included."""
+    """Return the bytes of the newest snapshot on disk, with its shards."""
     newest = max(
         (p.parent for p in root.glob("snapshot*/*/.metadata")),
         key=lambda p: p.stat().st_mtime,
@@ -135,7 +135,7 @@ def changed(
     state: Sequence[Tensor],
     mode: Mode,
 ) -> dict[str, Any]:
-    """What is known of one change that is over."""
+    """Return the figures of one change that is over."""
     begun, ended = span
     cells = [
         f for f in facts(root / "logs") if f.get("world") == new and begun <= f["time"] <= ended
@@ -145,7 +145,7 @@ def changed(
     allowed = max(shard_bytes(state, r, old) for r in range(old)) + max(
         shard_bytes(state, r, new) for r in range(new)
     )
-    # On disk the state is written once, and read by the new ranks.
+    # on disk the state is written once, and read by the new ranks
     moved = (written(root) if mode.on_disk else 0) + sum(f["moved"] for f in theirs)
     return {
         "moved": moved if mode.counted else 0,
@@ -160,7 +160,9 @@ def changed(
 def go(
     mode: Mode, sizes: Sequence[int], args: argparse.Namespace, every_s: float, steps: int = 0
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[int, float]]:
-    """Train in this mode through these numbers of ranks; (changes, account, losses by step)."""
+    """Train in this mode with these numbers of ranks in turn. Return (changes, account, losses by
+    step).
+    """
     width, layers = SHAPES[args.params_m]
     state, changes = tensors_of(width, layers), []
     with tempfile.TemporaryDirectory(prefix="mt-sharded-", dir=args.folder) as folder:
@@ -212,7 +214,7 @@ def go(
 
 
 def walk(sizes: Sequence[int], changes: int, seed: int = 0) -> list[int]:
-    """A trace of so many changes between the smallest and the largest of ``sizes``."""
+    """Return a trace of ``count`` changes between the smallest and the largest of ``sizes``."""
     dice, path = random.Random(seed), [sizes[0]]
     while len(path) <= changes:
         path.append(dice.choice([n for n in range(min(sizes), max(sizes) + 1) if n != path[-1]]))
@@ -222,7 +224,7 @@ def walk(sizes: Sequence[int], changes: int, seed: int = 0) -> list[int]:
 def measure(
     name: str, args: argparse.Namespace, plain: dict[int, float], say: Console
 ) -> dict[str, Any]:
-    """One mode's row. Raises RuntimeError."""
+    """Return one mode's row. Raises RuntimeError."""
     mode = MODES[name]
     by_event: dict[str, list[dict[str, Any]]] = {}
     difference, row = 0.0, {"mode": name}
@@ -251,7 +253,7 @@ def measure(
     if args.changes:
         try:
             changes, account, _ = go(mode, walk(args.sizes, args.changes), args, args.every_s)
-        except RuntimeError as error:  # what was measured by then is not lost
+        except RuntimeError as error:  # keep the measurements so far
             print(error, file=sys.stderr)
             row["trace_failed"] = str(error).splitlines()[0]
             return row
@@ -261,7 +263,7 @@ def measure(
 
 
 def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
-    """Two tables."""
+    """Return two tables."""
     table = Table("mode", "change", "pause s", "stopped s", "moved MB", "least MB")
     table.add_column("moved / least")
     for column in ("pause / wire", "cpu s", "peak MB", "allowed MB"):
@@ -302,7 +304,7 @@ def show(rows: Sequence[dict[str, Any]], say: Console) -> None:
 
 
 def main() -> None:
-    """Run, print tables (stderr) and with --json one object (stdout)."""
+    """Run, and print tables (stderr) and, with --json, one object (stdout)."""
     end_in_order()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,8 +1,8 @@
-"""What a change of the number of ranks has to move of a sharded state, and what a benchmark of it
-makes of its measurements. Pure; the figures are known beforehand.
+"""Computes what a change of the number of ranks must move of a sharded state, and the figures of a
+benchmark. Pure; its results are known beforehand.
 
-Sharded is each tensor's first dimension, in contiguous chunks as ``torch.chunk`` cuts them
-(``fully_shard``), so rank r of W holds rows [r·c, (r+1)·c) of n, c = ⌈n / W⌉.
+The first dimension of each tensor is sharded, in contiguous chunks as ``torch.chunk`` cuts them
+(``fully_shard``), so that rank r of W has rows [r·c, (r+1)·c) of n, c = ⌈n / W⌉.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Tensor:
 
 
 def rows_of(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """The rows (first, past the last) of ``rank`` of ``world``."""
+    """Return the rows (first, past the last) of ``rank`` of ``world``."""
     chunk = -(-rows // world)
     return min(rows, rank * chunk), min(rows, (rank + 1) * chunk)
 
 
 def shard_bytes(tensors: Iterable[Tensor], rank: int, world: int) -> int:
-    """Bytes of the state at ``rank`` of ``world``."""
+    """Return the bytes of the state at ``rank`` of ``world``."""
     total = 0
     for tensor in tensors:
         first, end = rows_of(tensor.rows, rank, world)
@@ -39,7 +39,9 @@ def shard_bytes(tensors: Iterable[Tensor], rank: int, world: int) -> int:
 
 
 def overlaps(tensors: Sequence[Tensor], old: int, new: int) -> np.ndarray:
-    """[old, new]: bytes that a rank of the old layout holds of a rank of the new one's shards."""
+    """Return [old, new]: the bytes that a rank of the old layout has of the shards of a rank of the
+    new one.
+    """
     bytes_held = np.zeros((old, new), dtype=np.int64)
     for tensor in tensors:
         a = np.array([rows_of(tensor.rows, r, old) for r in range(old)])
@@ -53,12 +55,12 @@ def overlaps(tensors: Sequence[Tensor], old: int, new: int) -> np.ndarray:
 def best_order(
     tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]
 ) -> dict[int, int]:
-    """Which new rank each old one that stays takes, so that the fewest bytes move.
+    """Return the new rank of each old one that stays, so that the fewest bytes move.
 
     Args:
         tensors: the state.
         old, new: numbers of ranks before and after.
-        stay: old ranks that are among the new ones; the others left, and the rest are newcomers.
+        stay: old ranks that stay; the others have left, and the rest of the new ranks are joiners.
     """
     from scipy.optimize import linear_sum_assignment  # importing scipy takes half a second
 
@@ -70,8 +72,8 @@ def best_order(
 
 
 def least(tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]) -> int:
-    """The fewest bytes that reach ranks anew, over all orders of the new ranks; the arguments are
-    those of :func:`best_order`.
+    """Return the minimum number of bytes that must reach ranks, over all orders of the new ranks.
+    For the arguments see :func:`best_order`.
     """
     whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
     overlap = overlaps(tensors, old, new)
@@ -79,14 +81,14 @@ def least(tensors: Sequence[Tensor], old: int, new: int, stay: Sequence[int]) ->
 
 
 def in_order(tensors: Sequence[Tensor], old: int, new: int) -> int:
-    """The bytes that reach ranks anew when rank r stays rank r."""
+    """Return the bytes that must reach ranks if rank r stays rank r."""
     whole = sum(tensor.rows * tensor.row_bytes for tensor in tensors)
     return int(whole - np.trace(overlaps(tensors, old, new)))
 
 
 def apart(losses: Mapping[int, float], undisturbed: Mapping[int, float]) -> float:
-    """The largest relative difference between two loss curves, over the steps of both. Raises
-    ValueError when they have none in common.
+    """Return the largest relative difference between two loss curves, over the steps of both.
+    Raises ValueError if they have no step in common.
     """
     both = losses.keys() & undisturbed.keys()
     if not both:
@@ -95,5 +97,7 @@ def apart(losses: Mapping[int, float], undisturbed: Mapping[int, float]) -> floa
 
 
 def over(pause_s: float, moved: float, bandwidth: float) -> float:
-    """A pause beside what moving so many bytes takes at the measured bandwidth (bytes/s)."""
+    """Return a pause divided by the time to move ``moved`` bytes at the measured bandwidth
+    (bytes/s).
+    """
     return pause_s / (moved / bandwidth)

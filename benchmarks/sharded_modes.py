@@ -48,10 +48,10 @@ class Sharded(Protocol):
     """One way to train a sharded model on a number of nodes, and then on another."""
 
     def begin(self, nodes: int) -> None:
-        """Start to train on so many nodes; return at once."""
+        """Start to train on ``nodes`` nodes; return at once."""
 
     def resize(self, nodes: int) -> None:
-        """Change to so many nodes."""
+        """Change to ``nodes`` nodes."""
 
     def last_words(self) -> str:
         """Return the ends of its logs."""
@@ -74,7 +74,7 @@ class ShardedRestart(PeerRestart):
         return switched_cluster.start(self.state / "cluster", self.nodes, NOTICE_S)
 
     def resize(self, nodes: int) -> None:
-        """Have nodes leave (with notice) or join until there are so many."""
+        """Let nodes leave (with notice) or join until there are ``nodes``."""
         mine = self._nodes()
         for node in mine[nodes:]:
             self._switch(node, "busy")
@@ -114,7 +114,7 @@ class ShardedCold(Undisturbed):
     script = HERE / "train_sharded_torchrun.py"
 
     def begin(self, nodes: int) -> None:
-        # All start at once, and the first one serves the rendezvous: none waits for another.
+        # all start at once, and the first one serves the rendezvous, so that none waits for another
         self.port = free_port()
         self.options = (f"--nnodes={nodes}:{nodes}", "--monitor-interval=0.1")
         for _ in range(nodes):
@@ -199,7 +199,7 @@ class Mode:
     on_disk: bool = False
     """The state is written to a file system at every change."""
     counted: bool = True
-    """The workers can say how many bytes reached them."""
+    """Whether the workers report how many bytes reached them."""
 
 
 def _has(callable_: Callable[..., object], name: str) -> bool:
@@ -214,7 +214,7 @@ MODES: dict[str, Mode] = {
     "memory": Mode(
         ShardedMemory,
         "" if _has(malletrain.Snapshot, "memory") else "not built: Snapshot(memory=) is not there",
-        # /proc/PID/io counts neither reads of shared memory nor those of sockets.
+        # /proc/PID/io does not count reads of shared memory and of sockets
         counted=False,
     ),
     "live": Mode(

@@ -1,7 +1,5 @@
-"""What the training of benchmarks/sharded.py is, in whichever mode: a transformer, its samples, and
-what each rank writes down beside :class:`benchmarks.peers_training.Log`.
-
-Imports torch and nothing of MalleTrain.
+"""The training of benchmarks/sharded.py in every mode: a transformer, its samples, and the records
+of each rank beside :class:`benchmarks.peers_training.Log`. Imports torch and nothing of MalleTrain.
 """
 
 from __future__ import annotations
@@ -24,18 +22,19 @@ from torch.distributed.tensor import DTensor, Shard
 from benchmarks.sharded_account import Tensor, rows_of
 
 BATCH, LENGTH, WORDS = 24, 16, 4096
-"""Samples a step over all ranks, tokens a sample, size of the vocabulary."""
+"""Samples per step over all ranks, tokens per sample, size of the vocabulary."""
 SAMPLES = 2_400_000
 LR = 1e-4
-"""With ten times as much two undisturbed runs on 1 and 4 ranks, which differ by rounding, are 1e-5
-apart after 25 steps and a tenth after 60: nothing could be seen of a change of ranks.
+"""Learning rate. With ten times as much, two undisturbed runs on 1 and 4 ranks, which differ by
+rounding, are 1e-5 apart after 25 steps and a tenth after 60, so that the effect of a change of
+ranks would not be visible.
 """
 HEAD = 64
 """Width of one attention head."""
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """The arguments of every variant of the script."""
+    """Add the arguments of every variant of the script."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", help="of the logs")
     parser.add_argument("--width", type=int, required=True)
@@ -71,7 +70,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A transformer that guesses the next word; 12·layers·width² parameters and the words."""
+    """A transformer that predicts the next word; 12·layers·width² parameters and the words."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -88,13 +87,13 @@ class Decoder(nn.Module):
 
 
 def build(width: int, layers: int) -> Decoder:
-    """The model without memory."""
+    """Return the model without memory."""
     with torch.device("meta"):
         return Decoder(width, layers)
 
 
 def shard(model: Decoder, mesh: DeviceMesh) -> Decoder:
-    """Sharded over the mesh, layer by layer."""
+    """Shard the model over the mesh, layer by layer."""
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -102,7 +101,7 @@ def shard(model: Decoder, mesh: DeviceMesh) -> Decoder:
 
 
 def fill(model: nn.Module) -> None:
-    """The same first values at any number of ranks, one tensor at a time in full."""
+    """Initialise the values, the same at any number of ranks, one full tensor at a time."""
     for number, (name, parameter) in enumerate(model.named_parameters()):
         whole = torch.zeros(parameter.shape)
         if "norm" in name or "before" in name or "between" in name:
@@ -119,7 +118,7 @@ def fill(model: nn.Module) -> None:
 
 
 def tensors_of(width: int, layers: int) -> list[Tensor]:
-    """The state of the model and of AdamW: each parameter and its two moments."""
+    """Return the state of the model and of AdamW: each parameter and its two moments."""
     model = build(width, layers)
     return [
         Tensor(p.shape[0], p.element_size() * p.numel() // p.shape[0])
@@ -129,7 +128,7 @@ def tensors_of(width: int, layers: int) -> list[Tensor]:
 
 
 def loss_of(net: nn.Module, samples: list[int]) -> torch.Tensor:
-    """The mean loss over these samples, whose words follow from their numbers."""
+    """Return the mean loss over these samples, whose words are derived from their numbers."""
     numbers, places = torch.tensor(samples)[:, None], torch.arange(LENGTH + 1)
     words = (numbers * 7 + places * places * (1 + numbers % 5)) % WORDS
     guess = net(words[:, :-1])
@@ -137,40 +136,42 @@ def loss_of(net: nn.Module, samples: list[int]) -> torch.Tensor:
 
 
 def memory(key: str) -> int:
-    """VmRSS or VmHWM of this process, in bytes."""
+    """Return VmRSS or VmHWM of this process, bytes."""
     match = re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert match is not None
     return int(match[1]) * 1024
 
 
 def forget_peak() -> None:
-    """Have VmHWM begin anew at VmRSS (proc(5), clear_refs)."""
+    """Reset VmHWM to VmRSS (proc(5), clear_refs)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def read_so_far() -> int:
-    """Bytes this process has read from files, sockets that are read like files included."""
+    """Return the bytes that this process has read from files; sockets that are read like files
+    count too.
+    """
     match = re.search(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)
     assert match is not None
     return int(match[1])
 
 
 class Facts:
-    """What a process knows of a change, a JSON object a line in a file of its own."""
+    """The records of a process about changes, a JSON object per line in a file of its own."""
 
     def __init__(self, folder: str) -> None:
         path = os.path.join(folder, f"facts-{os.getpid()}-{time.time_ns()}")
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, kind: str, **facts: Any) -> None:
-        """One line."""
+        """Write one line."""
         line = {"kind": kind, "time": time.time(), **facts}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
 def facts(folder: Path) -> list[dict[str, Any]]:
-    """All whole lines of all processes, in the order of time."""
+    """Return all complete lines of all processes, in the order of time."""
     rows = []
     for path in folder.glob("facts-*"):
         for line in path.read_text().splitlines():

@@ -58,22 +58,24 @@ USERS = ("ada", "bob", "cyd", "dan", "eve")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulation, and what was due to whom in it, node-hours."""
+    """One simulation, and the node-hours due to each user in it."""
 
     result: Result
     due: Mapping[str, float]
     deadlines_met: frozenset[str]
-    """Jobs whose deadlines came due and were met."""
+    """Number of jobs whose deadlines came due and were met."""
     work: float
-    """Processed, in single-node seconds: a sample of a slow model counts as much as many of a quick
-    one.
+    """Processed work, in single-node seconds: a sample of a slow model counts as much as many of a
+    quick one.
     """
 
 
 def level(
     demands: Mapping[str, float], weights: Mapping[str, float], total: float
 ) -> dict[str, float]:
-    """``total`` shared out by weight, nobody more than wanted: the level is found by bisection."""
+    """Divide ``total`` by weight, with nobody above their demand: the level is found by
+    bisection.
+    """
     if sum(demands.values()) <= total:
         return dict(demands)
     low, high = 0.0, max(demands[u] / weights[u] for u in demands)
@@ -91,7 +93,7 @@ def run(
     weights: Mapping[str, float],
     deadlines: dict[str, float],
 ) -> Outcome:
-    """Simulate, and recount what was due, and which deadlines were met."""
+    """Simulate, and compute what was due, and which deadlines were met."""
     simulation = Simulation(trace, jobs, settings)
     result = simulation.run()
     changes: list[tuple[float, str, int]] = []
@@ -118,7 +120,7 @@ def run(
 
 
 def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict[str, Any]:
-    """What came of it."""
+    """Return the figures."""
     total = sum(weights.values())
 
     def users(outcome: Outcome) -> dict[str, dict[str, float]]:
@@ -155,7 +157,7 @@ def account(plain: Outcome, fair: Outcome, weights: Mapping[str, float]) -> dict
 def deadlines_held(
     trace: Trace, jobs: list[SimJob], plain: Outcome, fair: Outcome
 ) -> dict[str, float]:
-    """What came of the deadlines of ``jobs``, all of which came due."""
+    """Return the figures for the deadlines of ``jobs``, all of which came due."""
     if not jobs:
         return {}
     best = oracle(jobs, idle_over_time(trace, ORACLE_SPAN_S), ORACLE_SPAN_S)
@@ -169,8 +171,8 @@ def deadlines_held(
 
 
 def bounds(trace: Trace, jobs: Sequence[SimJob], fair: Outcome) -> dict[str, float]:
-    """What the deadlines that were held, and then the shares too, leave of the samples that whoever
-    knows everything could process without them.
+    """Return the share of the samples that an oracle can still process when it meets the deadlines,
+    and when it also keeps the shares.
     """
     there = [job for job in jobs if job.submit_s < trace.duration_s]
     idle, total = idle_over_time(trace, BOUND_SPAN_S), sum(fair.due.values())
@@ -185,7 +187,7 @@ def bounds(trace: Trace, jobs: Sequence[SimJob], fair: Outcome) -> dict[str, flo
 
 
 def jobs_of(args: argparse.Namespace) -> list[SimJob]:
-    """The jobs of the five users."""
+    """Return the jobs of the five users."""
     log = read_log(args.jobs or args.log, per_node=args.per_node)
     begin = args.jobs_from_day * DAY_S
     end = begin + (args.jobs_days or args.days) * DAY_S
@@ -223,14 +225,18 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, help="CSV model,nodes,samples_per_s")
     parser.add_argument("--weights", default="1,1,2,2,4", help="of the five users")
     parser.add_argument("--users", choices=("even", "log"), default="even")
-    parser.add_argument("--queued", action="store_true", help="all jobs are there at the beginning")
+    parser.add_argument(
+        "--queued", action="store_true", help="all jobs are submitted at the beginning"
+    )
     parser.add_argument("--given", choices=("exact", "other", "linear", "none"), default="exact")
     parser.add_argument("--max-jobs", type=int, default=20, help="jobs at a time")
     parser.add_argument("--half-life-days", type=float, default=7.0)
     parser.add_argument("--double-after-hours", type=float, default=4.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two samples")
     parser.add_argument("--deadlines", type=float, default=0.0, help="part of jobs that have one")
-    parser.add_argument("--bound", action="store_true", help="what an oracle would lose of samples")
+    parser.add_argument(
+        "--bound", action="store_true", help="share of the samples that an oracle would lose"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()

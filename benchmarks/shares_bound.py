@@ -1,10 +1,9 @@
-"""How many samples could be processed at most while given deadlines are held and shares are kept,
-by who knows every gap and every job beforehand and moves jobs for nothing.
+"""An upper bound on the samples that can be processed while given deadlines are met and shares are
+kept, with perfect foresight and without costs of moving jobs.
 
-A linear program over spans of time: nodes can be parted, any number of jobs run at once, curves are
-their concave hulls. So what it finds is a bound that no plan reaches. Its use is to tell what
-deadlines and shares cost in themselves from what a plan loses over them: the bound with them over
-the bound without.
+A linear program over spans of time: nodes are divisible, any number of jobs run at once, curves are
+their concave hulls. So no plan reaches the bound. The bound with deadlines and shares relative to
+the bound without them separates their inherent cost from the losses of a plan.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from malletrain.sim.workloads import SimJob
 
 Floats = npt.NDArray[np.float64]
 ALIKE = 0.02
-"""Stretches of a hull whose slopes differ by no more than such a part are taken as one."""
+"""Maximum relative difference of slopes at which segments of a hull are merged."""
 SAMPLES = 1e9
-"""Unit of the objective: solvers like numbers near 1."""
+"""Unit of the objective, because solvers prefer numbers near 1."""
 
 
 @dataclass(frozen=True)
 class _Uses:
-    """Every use that a job can make of nodes in a span, one an entry."""
+    """All uses that a job can make of nodes in a span, one per entry."""
 
     span: npt.NDArray[np.int64]
     job: npt.NDArray[np.int64]
     most: Floats
-    """Nodes, the mean over the span."""
+    """Number of nodes, the mean over the span."""
     brings: Floats
-    """Samples a node."""
+    """Samples per node."""
 
 
 def most_samples(
@@ -49,19 +48,19 @@ def most_samples(
     parts: Mapping[str, float] | None = None,
     off: float = 0.05,
 ) -> float:
-    """The bound.
+    """Return the bound.
 
     Args:
-        jobs: all that come.
-        idle: nodes there are, the mean of each span.
+        jobs: all jobs.
+        idle: number of nodes, the mean of each span.
         span_s: length of a span, seconds.
-        served_deadlines: jobs that are to end by their deadlines.
-        parts: user → its part of all node-time that is used, of which it gets no less than ``1 -
-            off`` times as much; None: no shares are kept.
-        off: see there.
+        served_deadlines: jobs that must end by their deadlines.
+        parts: user → its part of all used node-time, of which it gets at least ``1 - off``; None:
+            no shares are kept.
+        off: see ``parts``.
 
     Raises:
-        ValueError: when the deadlines cannot be held beside the shares.
+        ValueError: the deadlines cannot be met together with the shares.
     """
     uses = _uses(jobs, served_deadlines, len(idle), span_s)
     samples = np.array([job.samples for job in jobs])
@@ -96,7 +95,7 @@ def _uses(
 
 
 def _few(hull: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(nodes, samples/s a node) of the hull in fewer stretches, those that are alike as one."""
+    """Return (nodes, samples/s per node) of the hull with similar segments merged."""
     points: list[tuple[float, float]] = []
     for width, rate in hull:
         if points and abs(points[-1][1] - rate) < ALIKE * rate:

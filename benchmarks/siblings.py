@@ -1,11 +1,11 @@
-"""How well the training time of one model predicts that of another from their numbers of
-parameters: the trust put into a sibling's curve.
+"""Measures how well the training time of one model predicts that of another from their numbers of
+parameters, which is the basis of priors from other jobs.
 
     python -m benchmarks.siblings nasbench101_sample30k.csv.gz [--json FILE]
 
 The table needs columns trainable_parameters and training_time_s_108ep (NAS-Bench-101). Pairs of
-cells are drawn at random; the error of ``time · (parameters ratio)^exponent`` is reported by how
-many octaves of parameters the two are apart. The prior of ``jpa.reuse`` rests on it.
+cells are drawn at random; the error of ``time · (parameters ratio)^exponent`` is reported by the
+difference of their parameters in octaves. The prior of ``jpa.reuse`` is based on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPONENTS = (0.0, 0.42, 0.5, 1.0)
 
 
 def read(path: Path) -> list[tuple[float, float]]:
-    """(log2 parameters, ln seconds) by cell. Raises SystemExit with a sentence when the table
+    """Return (log2 parameters, ln seconds) by cell. Raises SystemExit with a sentence if the table
     cannot be read.
     """
     try:
@@ -43,7 +43,7 @@ def read(path: Path) -> list[tuple[float, float]]:
 def errors(
     cells: Sequence[tuple[float, float]], pairs: int, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Root mean square error of ln time by exponent and distance."""
+    """Return the root mean square error of ln time by exponent and distance."""
     rng = random.Random(seed)
     sums: dict[tuple[float, tuple[float, float]], tuple[float, int]] = {}
     for _ in range(pairs):
@@ -68,7 +68,7 @@ def errors(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table; everything goes to ``--json`` too."""
+    """Print the table, and write everything to ``--json``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("table", type=Path)
     parser.add_argument("--pairs", type=int, default=200_000)

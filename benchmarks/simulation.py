@@ -32,7 +32,7 @@ TARGET_WALL_S, TARGET_GIB = 60.0, 2.0
 def row(
     kind: str, policy: str, semantics: str, seed: int, files: dict[str, str], hours: float | None
 ) -> dict[str, Any]:
-    """One simulation, as a row of the table."""
+    """Return one simulation as a row of the table."""
     from malletrain.sim.costs import CostModel
     from malletrain.sim.engine import simulate
     from malletrain.sim.policies import POLICIES
@@ -94,7 +94,7 @@ def main() -> None:
     ]
     rows = []
     for case in cases:
-        # A new process each: peak memory is of this case alone.
+        # a new process each, because peak memory is that of one case
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             rows.append(pool.submit(row, *case, files, args.hours).result())
         if not args.json:

@@ -1,8 +1,7 @@
-"""A slow link under a job on several nodes: ``python -m benchmarks.slow_nodes --slow-link MBIT``.
+"""A slow link of a job on several nodes: ``python -m benchmarks.slow_nodes --slow-link MBIT``.
 
-Hosts of their own (network namespaces that a bridge connects, with a real Slurm; needs root), as
-:mod:`tests.hosts` has them. Meanwhile the kernel lets no more than MBIT Mbit/s through the cable of
-one of the job's nodes.
+Uses hosts of their own (network namespaces that a bridge connects, with a real Slurm; needs root),
+as in :mod:`tests.hosts`. The kernel limits the link of one of the job's nodes to MBIT Mbit/s.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ while not stop.item():
     malletrain.report(1, busy_s=0.04)
 dist.destroy_process_group()
 """
-"""Steps of 40 ms, as if an accelerator worked, and 256 KiB of gradients."""
+"""Each step takes 40 ms, as if an accelerator worked, and exchanges 256 KiB of gradients."""
 
 
 @dataclass(frozen=True)
 class SlowedLink:
-    """What came of one run."""
+    """The results of one run."""
 
     manner: str
     before: float
     """Steps/s."""
     slowed: float
     last: float
-    """Over the last third of the time."""
+    """Steps/s over the last third of the time."""
     named_s: float | None
     swapped_s: float | None
     others_named: int
-    """Nodes that were named although nothing was done to them."""
+    """Nodes that were reported without being slow."""
     measured_mbit: float | None
     usual_mbit: float | None
     nodes_last: int
@@ -55,7 +54,7 @@ class SlowedLink:
 
 
 def run(manner: str, o: argparse.Namespace) -> SlowedLink:
-    """One job with a slow link; raises RuntimeError where there can be no such hosts."""
+    """Run one job with a slow link. Raises RuntimeError if such hosts are not possible here."""
     if reason := missing():
         raise RuntimeError(reason)
     load = os.getloadavg()[0]
@@ -77,7 +76,7 @@ def run(manner: str, o: argparse.Namespace) -> SlowedLink:
 def _slowed(site: HostsSite, manner: str, o: argparse.Namespace, load: float) -> SlowedLink:
     job = site.submit("train.py", SCRIPT, f"1:{o.size}")
     before = 0.0
-    while not before:  # all that changed in that time was the number of samples
+    while not before:  # only the number of samples changed in that time
         site.until(
             lambda: len(site.job(job)["nodes"]) == o.size and site.job(job)["rate"] > 0, "it trains"
         )
@@ -117,7 +116,7 @@ def _slowed(site: HostsSite, manner: str, o: argparse.Namespace, load: float) ->
 
 
 def _rate(site: HostsSite, job: str, seconds: float) -> float:
-    """Steps/s: each rank reports one sample a step."""
+    """Return steps/s: each rank reports one sample per step."""
     size = max(1, len(site.job(job)["nodes"]))
     first, at = site.job(job)["samples"], time.monotonic()
     time.sleep(seconds)

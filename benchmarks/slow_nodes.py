@@ -1,28 +1,28 @@
-"""A slow node in a job on several: what it costs, how soon it is named and swapped out, and what
-that brings; on the embedded cluster, with real processes.
+"""A slow node in a job on several nodes: its cost, the time until it is detected and replaced, and
+the benefit of that; on the embedded cluster, with real processes.
 
     python -m benchmarks.slow_nodes [--inject work|neighbours] [--times 2.5] [--nodes 5] [--size 4]
-    [--seconds 60] [--after 12] [--json FILE]
+        [--seconds 60] [--after 12] [--json FILE]
 
 A job of up to ``--size`` nodes makes steps that end in an all-reduce over gloo. After a while one
 of its nodes becomes slow:
 
 * ``work``: its part of a step takes ``--times`` as long. The part is a sleep, as if an accelerator
-  worked, and the script says how long it was (``busy_s``);
-* ``neighbours``: so many busy processes share its processor with it, as another job there would.
-  The part is the processor's own work, 8 ms of it, and the script says nothing: what is compared is
-  what the kernel counts of the thread.
+  worked, and the script reports its duration (``busy_s``);
+* ``neighbours``: several busy processes share its processor, as another job there would. The part
+  is 8 ms of the processor's own work, and the script reports nothing: the kernel's counts of the
+  thread are compared.
 
-Once nothing is done but to name it (``slow_nodes = "name"``), once it is swapped out (``swap``). A
-row for each: steps/s before, with the slow node, and over the last third of the time, which is
-after the swap; seconds until it was named, and until the job trained without it. ``--after`` is
-``[nodes] slow_after``, a minute unless configured.
+One run only reports the node (``slow_nodes = "name"``), one replaces it (``swap``). A row for each:
+steps/s before, with the slow node, and over the last third of the time, which is after the
+replacement; seconds until it was detected, and until the job trained without it. ``--after`` is
+``[nodes] slow_after``, by default a minute.
 
     python -m benchmarks.slow_nodes --slow-link 10 [--every 5] [--nodes 5] [--size 4]
 
-The nodes of the embedded cluster have one network. So this is done on hosts of their own
-(:mod:`benchmarks.slow_links`; needs root): the cable of one node carries so many Mbit/s.
-``--every`` is ``[nodes] link_every``, half a minute unless configured.
+The nodes of the embedded cluster have one network. So this runs on hosts of their own
+(:mod:`benchmarks.slow_links`; needs root), where the link of one node has that many Mbit/s.
+``--every`` is ``[nodes] link_every``, by default half a minute.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class Slowed:
-    """What came of one run."""
+    """The results of one run."""
 
     policy: str
     before: float
     """Steps/s."""
     slowed: float
     last: float
-    """Over the last third of the time."""
+    """Steps/s over the last third of the time."""
     named_s: float | None
     swapped_s: float | None
     others_named: int
-    """Nodes that were named although nothing was done to them."""
+    """Nodes that were reported without being slow."""
     load: float
 
 
 def run(policy: str, o: argparse.Namespace) -> Slowed:
-    """One job with a slow node."""
+    """Run one job with a slow node."""
     load = os.getloadavg()[0]
     section = f'\n[nodes]\nslow_nodes = "{policy}"\nslow_after = "{o.after:g} s"\n'
     with (
@@ -118,7 +118,7 @@ def run(policy: str, o: argparse.Namespace) -> Slowed:
 
 
 def _rate(made: Site, job: str, seconds: float) -> float:
-    """Steps/s: each rank reports one sample a step."""
+    """Return steps/s: each rank reports one sample per step."""
     size = max(1, len(made.job(job).nodes))
     first, at = made.job(job).samples, time.monotonic()
     time.sleep(seconds)
@@ -127,7 +127,7 @@ def _rate(made: Site, job: str, seconds: float) -> float:
 
 @contextmanager
 def _slow(made: Site, node: str, o: argparse.Namespace) -> Iterator[None]:
-    """Meanwhile the node is slow."""
+    """Make the node slow during the block."""
     if o.inject == "work":
         (made.work / f"slow-{node}").touch()
         yield

@@ -1,11 +1,11 @@
-"""What one poll of Slurm costs MalleTrain: reading the answers, and finding the gaps, for machines
-of up to 10,000 nodes.
+"""Measures what one poll of Slurm costs MalleTrain: reading the answers and finding the gaps, for
+machines of up to 10,000 nodes.
 
     python -m benchmarks.slurm_poll [--nodes 10000] [--jobs 5000] [--json]
 
-The answers are made up in the form in which Slurm prints them: three partitions, a thousand groups
-of nodes of different states, waiting jobs with planned nodes, one lease in ten nodes. Not measured
-is what the commands themselves take (a slurmctld of that size is needed).
+The answers are synthetic, in Slurm's format: three partitions, a thousand groups of nodes of
+different states, waiting jobs with planned nodes, a lease on each tenth node. The duration of the
+commands themselves is not measured (that needs a slurmctld of that size).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MARK = "0123456789ab"
 
 
 class Recorded:
-    """Slurm's three answers, read anew at every poll."""
+    """Slurm's three answers, parsed anew at every poll."""
 
     name = "recorded"
 
@@ -100,8 +100,8 @@ class Recorded:
 
 
 def measure(nodes: int, jobs: int) -> Row:
-    """Reading the answers (as at a first poll, and with the lists of nodes known), and what
-    follows.
+    """Return the times of reading the answers (as at a first poll, and with known lists of nodes),
+    and of the conclusions.
     """
     source = Recorded(nodes, jobs)
     settings = BatchSettings(

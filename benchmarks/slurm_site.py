@@ -1,5 +1,5 @@
 """MalleTrain beside main jobs on a real Slurm of this machine: a daemon, stubs as malleable jobs,
-and what both ask of Slurm. Decides nothing about the main jobs (benchmarks/main_jobs.py).
+and counts of requests to Slurm. Main jobs are those of benchmarks/main_jobs.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SCHEDULER = (
     "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,sched_interval=2,sched_min_interval=0,"
     "batch_sched_delay=0"
 )
-"""Slurm's scheduler: it decides every two seconds at the latest."""
+"""Slurm's scheduler decides every two seconds at the latest."""
 STOP_S = 60.0
-"""Time within which a daemon has to end, seconds."""
+"""Maximum time in which a daemon ends, seconds."""
 
 
 @contextlib.contextmanager
 def running_daemon(root: Path, slurm: SlurmCluster, config: str) -> Iterator[Path]:
-    """A daemon that answers. At the end it and its leases have ended.
+    """Run a daemon, with its leases, during the block.
 
     Args:
         root: the directory of its files.
@@ -41,7 +41,7 @@ def running_daemon(root: Path, slurm: SlurmCluster, config: str) -> Iterator[Pat
     """
     state, file = root / "state", root / "site.toml"
     file.write_text(config.replace("{state}", str(state)))
-    # Processes of leases begin in /; benchmarks.stub_launcher is found beside this file.
+    # Processes of leases start in /; benchmarks.stub_launcher is found beside this file.
     environment = {**slurm.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
     with open(root / "daemon.log", "wb") as log:
         argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(file)]
@@ -63,7 +63,7 @@ def running_daemon(root: Path, slurm: SlurmCluster, config: str) -> Iterator[Pat
 
 
 def nodes_leased(state: Path) -> int | None:
-    """Return how many nodes a daemon holds; None if it does not answer."""
+    """Return how many nodes a daemon has leased; None if it does not answer."""
     try:
         with Connection.of(state) as client:
             return int(client.status().nodes_leased)
@@ -108,6 +108,6 @@ def submit_stubs(root: Path, state: Path, names: Sequence[str], nodes: int) -> P
 
 
 def submissions(slurm: SlurmCluster) -> int:
-    """Return how many jobs and arrays were submitted since slurmctld began."""
+    """Return how many jobs and arrays were submitted since slurmctld started."""
     match = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
     return int(match[1]) if match else 0

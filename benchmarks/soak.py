@@ -1,13 +1,13 @@
-"""Many random changes of a live job's nodes on the embedded cluster: does it hang, lose the job, a
-sample, or let states drift apart?
+"""Many random changes of a live job's nodes on the embedded cluster: checks that the job does not
+hang or fail, loses no sample, and that its states stay equal.
 
     python -m benchmarks.soak [--changes 500] [--nodes 4] [--seed 0] [--minutes 20] [--json]
 
-At random moments: a job of higher value takes nodes (an orderly shrink) or ends (an orderly
-growth), a node is preempted with notice, agents and workers are killed (SIGKILL), one or several at
-once, all but one, and again while the job still rescales. Struck nodes come back as new gaps by
-themselves, so the job grows without being asked. A change is a round in which the job trained. What
-every worker wrote down after every step is examined at the end (benchmarks/soak_account.py).
+At random moments: a job of higher value takes nodes (a planned shrink) or ends (a planned growth),
+a node is preempted with notice, agents and workers are killed (SIGKILL), one or several at once,
+all but one, and again while the job still rescales. Lost nodes return as new gaps by themselves, so
+that the job grows again. A change is a round in which the job trained. The records of every worker
+after every step are examined at the end (benchmarks/soak_account.py).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tests.last_words import tail
 
 SCRIPT = Path(__file__).with_name("train_soak.py")
 HANG_S = 180.0
-"""Seconds without a step that count as a hang. When all nodes are killed at once, their processes
-start anew, imports and all.
+"""Time without a step that counts as a hang, seconds. If all nodes are killed at once, their
+processes start again with all imports.
 """
 START_S = 180.0
-"""The same for the first step, when everything is cold."""
+"""The same for the first step, with nothing in caches."""
 SERVICE = """
 from malletrain import membership
 group = membership.join("nowhere:1")
@@ -49,14 +49,14 @@ for change in group.changes():
     if change.kind == "leaving" and change.member == group.me:
         group.report_drained()
 """
-"""Takes nodes away without using them: a job that needs no torch."""
+"""Takes nodes without using them: a job that needs no torch."""
 
 
 class Soak(Live):
     """The site and its one training."""
 
     script = SCRIPT
-    # when all its workers are killed at once, the script looks as if it were to blame
+    # if all its workers are killed at once, the failure looks like one of the script
     jobs = "max_tries = 10000"
     # a node whose workers are killed while they join is not to blame either
     allocation = 'rejected_for = "5 s"'
@@ -84,11 +84,11 @@ class Soak(Live):
             return str(client.job(self.job).job.state)
 
     def agents(self) -> list[psutil.Process]:
-        """The agents of all nodes."""
+        """Return the agents of all nodes."""
         return self._below(lambda p: "malletrain.agent" in p.cmdline(), recursive=False)
 
     def workers(self) -> list[psutil.Process]:
-        """The training's processes: forks of the template, named after the script."""
+        """Return the training's processes: forks of the fork server, named after the script."""
         return self._below(
             lambda p: p.name() == SCRIPT.name[:15] and p.status() != psutil.STATUS_ZOMBIE,
             recursive=True,
@@ -106,7 +106,7 @@ class Soak(Live):
 
 
 class Progress:
-    """What the workers have written down so far, read as it grows."""
+    """The records of the workers so far, read as they grow."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Progress:
         self._read: dict[Path, int] = {}
 
     def look(self) -> None:
-        """Read on."""
+        """Read new lines."""
         for path in self.folder.glob("steps-*"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -138,17 +138,15 @@ STRIKES = {
     "notice": 1.5,
     "shrink or grow": 1.5,
 }
-"""What is done to the job, and how often beside the others. A worker is back in tenths of a second,
-an agent in seconds.
+"""Name → function and relative frequency of each fault. A worker returns in tenths of a second, an
+agent in seconds.
 """
 FEWEST = 2
-"""Workers below which the job is mostly spared: what happens to a job without any is seen often
-enough.
-"""
+"""Minimum number of workers for most faults: a job without workers occurs often enough."""
 
 
 def strike(soak: Soak, dice: random.Random) -> str:
-    """Do one random thing to the job; says what."""
+    """Inject one random fault. Return its name."""
     kind = dice.choices(list(STRIKES), list(STRIKES.values()))[0]
     agents, workers = soak.agents(), soak.workers()
     if kind == "shrink or grow":
@@ -192,7 +190,9 @@ def drive(
     every_s: float,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Strike until the job has trained in ``changes`` rounds, then let it end. Raises SoakError."""
+    """Inject faults until the job has trained in ``changes`` rounds, then let it end. Raises
+    SoakError.
+    """
     dice, struck, progress = random.Random(seed), Counter[str](), Progress(folder)
     began = moved = time.monotonic()
     at, longest, next_strike, since = 0, 0.0, 0.0, 0
@@ -211,13 +211,12 @@ def drive(
                 f"No step for {HANG_S:g} s after {len(progress.generations)} changes; the job "
                 f"is {soak.state_of_job()}."
             )
-        # The job is given the time to train again, but for some strikes that come while it still
-        # rescales.
+        # The job gets time to train again, except for some faults that come while it still
         if not at or now < next_strike or since == at:
             continue
         kind = strike(soak, dice)
         struck[kind] += 1
-        # Now and then the next one comes while the job still rescales.
+        # Now and then the next fault comes while the job still rescales.
         hasty = dice.random() < 0.2
         struck["during a rescale"] += hasty
         since = 0 if hasty else at
@@ -262,8 +261,8 @@ def run(
     every_s: float = 1.5,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """One soak below ``root``: what was done, and what is found in what the workers wrote down.
-    Raises SoakError.
+    """Run one soak in ``root``. Return its settings, and the findings in the records of the
+    workers. Raises SoakError.
     """
     folder = root / "work"
     folder.mkdir()
@@ -284,7 +283,7 @@ def run(
 
 
 def last_words(root: Path) -> str:
-    """What the daemon and the workers said last."""
+    """Return the ends of the logs of the daemon and the workers."""
     logs = sorted((root / "state" / "logs").rglob("*.log"), key=lambda path: path.stat().st_mtime)[
         -12:
     ]
@@ -294,7 +293,9 @@ def last_words(root: Path) -> str:
 
 
 def main() -> int:
-    """Run, print one line and with --json one object; exit code 1 when a promise was broken."""
+    """Run, and print one line and, with --json, one object. Exit code 1 if a guarantee was
+    broken.
+    """
     end_in_order()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,9 +1,8 @@
-"""What the workers of a soak wrote down, examined: every promise of live mode that can be read from
-it.
+"""Examines the records of the workers of a soak: every guarantee of live mode that they can show.
 
-A record is one step that counted on one worker: its number, round, rank and size, the samples used,
-a hash of the state after it. What should have been used is known beforehand, because the order of
-an epoch is a function of the seed.
+A record is one counted step on one worker: its number, round, rank and size, the samples used, a
+hash of the state after it. The expected samples are known beforehand, because the order of an epoch
+is a function of the seed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from malletrain import ElasticSampler
 
 SAMPLES, BATCH, SEED = 4800, 48, 3
-"""Of the soak's training (benchmarks/train_soak.py)."""
+"""Samples and batch of the soak's training (benchmarks/train_soak.py)."""
 STEPS_PER_EPOCH = SAMPLES // BATCH
 
 Record = dict[str, Any]
@@ -28,7 +27,7 @@ Record = dict[str, Any]
 
 @lru_cache(maxsize=4096)
 def _batch(step: int, rank: int, size: int) -> tuple[int, ...]:
-    """The samples that ``rank`` of ``size`` trains on in step ``step`` (from 1)."""
+    """Return the samples that ``rank`` of ``size`` trains on in step ``step`` (from 1)."""
     sampler = ElasticSampler(
         SAMPLES,
         global_batch_size=BATCH,
@@ -43,7 +42,7 @@ def _batch(step: int, rank: int, size: int) -> tuple[int, ...]:
 
 
 def records(folder: Path) -> list[Record]:
-    """All that was written down in whole lines; ``worker`` is the file's name."""
+    """Return all complete records; ``worker`` is the name of its file."""
     records = []
     for path in folder.glob("steps-*"):
         for line in path.read_text().splitlines():
@@ -53,8 +52,8 @@ def records(folder: Path) -> list[Record]:
 
 
 def histories(records: Iterable[Record]) -> tuple[dict[int, list[Record]], list[int]]:
-    """(records by step as the training finally went, how many steps each round that went back had
-    to repeat).
+    """Return (records of the final run of each step, number of repeated steps of each round that
+    went back).
     """
     final: dict[int, list[Record]] = defaultdict(list)
     repeated: list[int] = []
@@ -62,8 +61,8 @@ def histories(records: Iterable[Record]) -> tuple[dict[int, list[Record]], list[
     for record in sorted(records, key=lambda r: (r["generation"], r["step"])):
         step = record["step"]
         if record["generation"] > generation and step <= newest:
-            # Steps that only the dead had finished, or, if nobody was left, those since the last
-            # snapshot.
+            # steps that only the lost workers had finished, or, if nobody was left, those since the
+            # last
             repeated.append(newest - step + 1)
             for given_up in [s for s in final if s >= step]:
                 del final[given_up]
@@ -73,12 +72,12 @@ def histories(records: Iterable[Record]) -> tuple[dict[int, list[Record]], list[
 
 
 def _follows_a_snapshot(next_step: list[Record], by_worker: dict[str, list[int]]) -> bool:
-    """Whether everybody who did ``next_step`` was new then."""
+    """Return whether all workers of ``next_step`` were new."""
     return bool(next_step) and all(min(by_worker[r["worker"]]) == r["step"] for r in next_step)
 
 
 def examine(records: list[Record]) -> dict[str, Any]:
-    """The figures of a soak; ``broken`` names the promises that were not kept."""
+    """Return the figures of a soak; ``broken`` lists the broken guarantees."""
     final, repeated = histories(records)
     steps = sorted(final)
     drifted = [
@@ -92,14 +91,14 @@ def examine(records: list[Record]) -> dict[str, Any]:
         if r["seen"] != list(_batch(r["step"], r["rank"], r["size"]))
         or r["epoch"] != (r["step"] - 1) // STEPS_PER_EPOCH
     ]
-    # One round's ranks share a step out; the same step in two rounds is a step used twice.
+    # The ranks of one round share a step; the same step in two rounds would use its samples twice.
     split = [s for s in steps if len({(r["generation"], r["size"]) for r in final[s]}) > 1]
     twice = [s for s in steps if len({r["rank"] for r in final[s]}) < len(final[s])]
     by_worker: dict[str, list[int]] = defaultdict(list)
     for record in records:
         by_worker[record["worker"]].append(record["step"])
-    # A worker may be killed between its snapshot and its line here: then only newcomers go on, from
-    # that snapshot.
+    # A worker may be killed between its snapshot and its line here: then only joiners continue,
+    # from
     missing = [
         s
         for s in range(1, steps[-1] if steps else 0)

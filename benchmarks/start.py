@@ -150,7 +150,7 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _world(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what the rows of one comparison have in common."""
+    """Return the common properties of the rows of one comparison."""
     return row["machine"], row["jobs"], row["load"], row["seed"]
 
 

@@ -3,8 +3,7 @@
     python -m benchmarks.state_pictures docs/images
 
 Writes ``state-4-to-6.svg``: the same change with every rank keeping its number, and in the order of
-new ranks that moves the fewest bytes. The shares are computed by
-:mod:`benchmarks.sharded_account`, nothing is drawn by hand.
+new ranks that moves the fewest bytes. :mod:`benchmarks.sharded_account` computes the shares.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from benchmarks.sharded_account import Tensor, best_order, in_order, least, over
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
 LEFT, WIDTH, BAR, GAP = 110, 600, 26, 12
 STATE = [Tensor(24_000, 4)]
-"""A large tensor, beside which what does not divide is nothing."""
+"""Rows of a large tensor, for which rounding is negligible."""
 
 
 def _bar(x: float, y: float, width: float, fill: str, opacity: float, title: str) -> str:
@@ -33,8 +32,8 @@ def _text(x: float, y: float, words: str, size: int = 13, anchor: str = "start")
 
 
 def _panel(y: float, title: str, old: int, new: int, places: Mapping[int, int]) -> list[str]:
-    """One order: the new ranks' shards, each piece in the colour of the node that held it; full
-    colour where it is already there, pale where it has to come.
+    """Draw one order: the new ranks' shards, each piece in the colour of the node that had it; full
+    colour if it is already there, pale if it must move.
     """
     rows, overlap = STATE[0].rows, overlaps(STATE, old, new) // STATE[0].row_bytes
     node_at = {rank: node for node, rank in places.items()}
@@ -69,7 +68,7 @@ def _panel(y: float, title: str, old: int, new: int, places: Mapping[int, int]) 
 
 
 def picture(old: int, new: int) -> str:
-    """The change from ``old`` ranks to more, as SVG."""
+    """Return the change from ``old`` ranks to more, as SVG."""
     whole = STATE[0].rows * STATE[0].row_bytes
     same = {rank: rank for rank in range(old)}
     best = best_order(STATE, old, new, range(old))

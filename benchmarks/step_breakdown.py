@@ -76,7 +76,7 @@ class Network(torch.nn.Module):
 model = Network()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 """
-"""What the scripts of both modes have in common."""
+"""Common part of the scripts of both modes."""
 SCRIPT = (
     PARTS
     + """
@@ -141,23 +141,23 @@ NAMED = {
 
 @dataclass(frozen=True)
 class Injection:
-    """One slow thing."""
+    """One slow component."""
 
     cause: str
     """A key of :data:`NAMED`."""
     delay_s: float
-    """How long it takes each time, seconds."""
+    """Its delay each time, seconds."""
     victim: int
     """The rank, for ``rank`` and ``one-loader``."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """What was named in one run."""
+    """The reported cause of one run."""
 
     injection: Injection
     named: str
-    """Name of the cause."""
+    """Name of the reported cause."""
     right: bool
     shares: dict[str, float]
     seconds: float
@@ -173,11 +173,11 @@ def drawn(number: random.Random, cause: str | None = None) -> Injection:
 
 
 def run(embedded: Site, injection: Injection, steps: int, *, live: bool = False) -> Named:
-    """One job with a slow thing.
+    """Run one job with a slow component.
 
     Args:
         embedded: a site with two nodes.
-        injection: the slow thing.
+        injection: the slow component.
         steps: number of steps after which the cause is read.
         live: whether the job is one of live mode, with a slow loader or rank.
     """
@@ -226,7 +226,7 @@ def causes(o: argparse.Namespace) -> list[Named]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What measuring costs."""
+    """The cost of measuring."""
 
     step_ms: float
     """Median step without it, milliseconds."""
@@ -241,7 +241,7 @@ class Cost:
 
 
 def overhead(o: argparse.Namespace) -> Cost:
-    """Return what measuring costs a process with one peer, which is always there."""
+    """Return the cost of measuring in a process with one peer, which is always ready."""
     import torch
     import torch.distributed as dist
 
@@ -251,7 +251,7 @@ def overhead(o: argparse.Namespace) -> Cost:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     size = dist.get_world_size
-    dist.get_world_size = lambda *args: 2  # as if there were a peer, whose part is done at once
+    dist.get_world_size = lambda *args: 2  # as if there were a peer whose part is done at once
     step_hooks.install()
     weight = torch.ones(64, 64, requires_grad=True)
     rows = torch.ones(64, 64)

@@ -1,14 +1,14 @@
-"""What malletrain.ElasticStream costs an undisturbed run: the time of a step beside a plain
-DataLoader that reads the same shards.
+"""Measures the cost of malletrain.ElasticStream in an undisturbed run: the duration of a step
+beside a plain DataLoader that reads the same shards.
 
     python -m benchmarks.stream_cost [--ranks 2] [--workers 2] [--steps 300] [--batch 64] [--json]
 
 Both read WebDataset-style tars of small images in loader processes, decode and collate them there,
-and train the same model under DistributedDataParallel, a step of the one after a step of the other
-in the same processes. The plain one is an IterableDataset whose workers each have a part of the
-shards, and it keeps no position. A step is: the next batch, forward, backward, optimizer, and for
-the stream advance() and state_dict(). Compared are medians of wall time, whose spread is that of
-ten equal parts of the run, and the processor time of the training processes.
+and train the same model under DistributedDataParallel, with alternating steps in the same
+processes. The plain one is an IterableDataset whose workers have a part of the shards each; it
+records no position. A step is: the next batch, forward, backward, optimizer, and for the stream
+advance() and state_dict(). Compared are medians of wall time, with the spread over ten equal parts
+of the run, and the processor time of the training processes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SHARD = 512
 
 
 def decode(record: dict[str, Any]) -> torch.Tensor:
-    """An image of bytes as numbers."""
+    """Decode an image of bytes as numbers."""
     return torch.frombuffer(bytearray(record["raw"]), dtype=torch.uint8).float().div_(255)
 
 
 class Plain(IterableDataset[torch.Tensor]):
-    """The same records over and over, each worker those of its own shards."""
+    """Repeats the same records; each worker reads those of its own shards."""
 
     def __init__(self, shards: list[str], rank: int, world: int) -> None:
         self._shards, self._rank, self._world = shards, rank, world
@@ -124,7 +124,7 @@ def _worker(rank: int, args: argparse.Namespace, port: int, shards: list[str], o
 
 
 def main() -> None:
-    """Run, print a line and with --json one object."""
+    """Run, and print a line and, with --json, one object."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -74,7 +74,7 @@ TRIALS = 500
 
 @dataclass(frozen=True)
 class Cell:
-    """One draw: what runs, from which hour on, drawn how."""
+    """One draw: the kind of jobs, the first hour, and the seed."""
 
     kind: str
     begin_h: float
@@ -82,7 +82,7 @@ class Cell:
 
 
 def cell(text: str) -> Cell:
-    """``kind,hour,seed``."""
+    """Parse ``kind,hour,seed``."""
     kind, hour, seed = text.split(",")
     if kind not in KINDS:
         raise argparse.ArgumentTypeError(f"kinds are {', '.join(KINDS)}, not {kind}")
@@ -90,7 +90,7 @@ def cell(text: str) -> Cell:
 
 
 def simulated(made: tuple[World, Point]) -> dict[str, Any]:
-    """One cell, one way."""
+    """Simulate one cell in one way."""
     result = play(*made)
     columns = ("samples", "fraction_of_ideal", "jobs_completed", "rescales", "profiles")
     return {name: result[name] for name in columns}
@@ -99,7 +99,7 @@ def simulated(made: tuple[World, Point]) -> dict[str, Any]:
 def rows(
     cells: Sequence[Cell], results: dict[tuple[Cell, str], dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each kind and way."""
+    """Return a row for each kind and way."""
     for kind in dict.fromkeys(c.kind for c in cells):
         mine = [c for c in cells if c.kind == kind]
         for way in WAYS:
@@ -124,7 +124,7 @@ def rows(
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

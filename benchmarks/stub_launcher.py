@@ -1,9 +1,9 @@
-"""Stands in for a job's launcher and workers where torch would be too heavy: a job submitted with
-this file as its Python.
+"""A stand-in for a job's launcher and workers if torch would need too much memory: a job submitted
+with this file as its Python.
 
-It speaks to the agent as :mod:`malletrain.launch.restart` does (rounds, store, release) and reports
-progress, so agents, daemon, leases and rounds are the real ones; what it does not do is train. Each
-member of a round writes down when it worked, in the directory BENCH_SPANS.
+It communicates with the agent as :mod:`malletrain.launch.restart` does (rounds, store, release) and
+reports progress, so that agents, daemon, leases and rounds are the real ones; it does not train.
+Each member of a round records when it worked, in the directory BENCH_SPANS.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ REPORT_EVERY_S = 0.5
 
 
 def work(generation: int, rank: int, size: int, spans: Path, node: str) -> None:
-    """One worker of a round: report steadily until killed; the file's last change is when it last
-    worked.
+    """Run one worker of a round: report regularly until killed. The file's last change is the last
+    time at which it worked.
     """
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), env.GENERATION: str(generation)})
     span = spans / f"{node}.{os.getpid()}.{generation}"

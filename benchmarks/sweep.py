@@ -39,27 +39,27 @@ from scavenger.trace.trace import Trace
 
 WAYS = ("malleable", "slots", "optuna", "ray")
 IMAGES = 1437
-"""Of the digits that an epoch trains on."""
+"""Number of digits that an epoch trains on."""
 WATCHED_S = 3600.0
-"""Sweeps are expected to end within so long; the cluster lives a little longer."""
+"""Maximum duration of a sweep, seconds; the cluster lives a little longer."""
 
 
 @dataclass(frozen=True)
 class SweepCost:
-    """What a sweep came to."""
+    """The results of a sweep."""
 
     way: str
     """How its trials ran."""
     wall_s: float
-    """From its beginning to its end."""
+    """Time from its beginning to its end, seconds."""
     best: float
     """The best accuracy at the end of a trial."""
     trials: dict[str, int]
-    """State → trials."""
+    """State → number of trials."""
     processed: float
     """Samples that its jobs trained on."""
     thrown_away: float
-    """Of those, the samples that no reported epoch contains."""
+    """Number of these samples that no reported epoch contains."""
     used_s: float
     """Node-seconds that its trials had."""
     idle_s: float
@@ -67,7 +67,7 @@ class SweepCost:
 
 
 def described(way: str, args: argparse.Namespace, workdir: Path) -> Sweep:
-    """The sweep, in one of the two ways."""
+    """Run the sweep in one of the two ways."""
     malleable = way == "malleable"
     words = ["--epochs", args.epochs, "--evaluate-every", 1, "--sample-delay", args.sample_delay]
     if malleable:
@@ -101,7 +101,7 @@ def described(way: str, args: argparse.Namespace, workdir: Path) -> Sweep:
 
 
 def values(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the trials try: the first draws of the sweep's sampler."""
+    """Return the values of the trials: the first draws of the sweep's sampler."""
     sweep = described("slots", args, Path())
     study = optuna.create_study(sampler=sampler_of(sweep))
     parameters = sweep.parameters
@@ -110,7 +110,7 @@ def values(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def contender(way: str, args: argparse.Namespace) -> SweepCost:
-    """Run one of the others."""
+    """Run one of the other contenders."""
     cut = cut_trace(options_of(args, Path(tempfile.gettempdir())))
     run = {"optuna": sweep_optuna.run, "ray": sweep_ray.run}[way]
     outcome = run(values(args), cut, example_script(), args)
@@ -120,12 +120,14 @@ def contender(way: str, args: argparse.Namespace) -> SweepCost:
 
 
 def options_of(args: argparse.Namespace, root: Path) -> DemoOptions:
-    """What the demo's trace is cut by."""
+    """Return the factor by which the demo's trace is shortened."""
     return DemoOptions(args.nodes, None, args.duration, args.seed, False, True, False, root)
 
 
 def offered_s(cut: Trace, wall_s: float, nodes: int) -> float:
-    """Node-seconds that were idle until ``wall_s``; after the trace all nodes are."""
+    """Return the node-seconds that were idle until ``wall_s``; after the trace all nodes are
+    idle.
+    """
     times, counts = cut.idle_count()
     idle = list(zip(times.tolist(), counts.tolist(), strict=True))
     offered = plan.offered_node_seconds(idle, min(wall_s, cut.duration_s))
@@ -179,7 +181,7 @@ def measured(way: str, args: argparse.Namespace) -> SweepCost:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=27)

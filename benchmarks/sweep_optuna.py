@@ -1,8 +1,8 @@
-"""Optuna alone on nodes that come and go: a process of its own on each node for as long as the
-trace leaves it idle, killed when it is taken.
+"""Optuna alone on nodes that come and go: a process on each node while it is idle in the trace,
+killed when the node is taken.
 
-Kind to Optuna: a process begins in the moment in which its node becomes idle, asked of no
-scheduler.
+This favours Optuna: a process starts at the moment at which its node becomes idle, without a
+request to a scheduler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Workers:
         self.used_s = 0.0
 
     def set(self, idle: set[int], now: float) -> None:
-        """Exactly the idle nodes have a process."""
+        """Start and kill processes so that exactly the idle nodes have one."""
         for node in self._running.keys() - idle:
             process, since = self._running.pop(node)
             process.kill()
@@ -45,7 +45,7 @@ class Workers:
 def run(
     values: list[dict[str, Any]], cut: Trace, example: Path, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Run the study on this trace; what it came to, as the fields of a SweepCost."""
+    """Run the study on this trace. Return the fields of a SweepCost."""
     root = Path(tempfile.mkdtemp(prefix="sweep-optuna-"))
     url = f"sqlite:///{root}/study.db"
     study = open_study(url, "optuna", args.seed)

@@ -1,13 +1,13 @@
-"""How far the best value of a sweep by ASHA is luck: the trials of ``benchmarks.sweep`` trained
-once each by themselves, and their curves pruned in many orders.
+"""Measures how much the best value of a sweep by ASHA depends on chance: the trials of
+``benchmarks.sweep`` are trained once each by themselves, and their curves pruned in many orders.
 
     python -m benchmarks.sweep_orders --trials 9 --epochs 9 --nodes 4 --at-once 6 --orders 200
 
-ASHA judges a trial by those that were at its rung before it, so which trials reach their end
-depends on which report first. Each order here is a schedule of as many workers as there are nodes
-(or as trials at once): an epoch takes the same time but for ``--jitter``, and with ``--away`` a
-worker is away for 3 to 20 seconds after so large a part of its epochs. The pruner is Optuna's.
-Nothing depends on the speed of the machine.
+ASHA judges a trial by those that reached its rung earlier, so the order of the reports decides
+which trials are completed. Each order here is a schedule of as many workers as there are nodes (or
+simultaneous trials): an epoch takes the same time except for ``--jitter``, and with ``--away`` a
+worker is away for 3 to 20 seconds after that part of its epochs. The pruner is Optuna's. Nothing
+depends on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH = 128
 
 
 def curve_of(tried: dict[str, Any], epochs: int, example: dict[str, Any]) -> list[float]:
-    """The accuracy after each epoch, as jobscripts/examples/digits.py has it on one node."""
+    """Return the accuracy after each epoch, as jobscripts/examples/digits.py has it on one node."""
     train, test = example["load_digits"]()
     torch.manual_seed(0)
     hidden = tried["hidden"]
@@ -62,7 +62,9 @@ def curve_of(tried: dict[str, Any], epochs: int, example: dict[str, Any]) -> lis
 def in_order(
     curves: Sequence[Sequence[float]], workers: int, jitter: float, away: float, seed: int
 ) -> tuple[float, int]:
-    """The best value at the end of a trial, and the epochs trained, in one random order."""
+    """Return the best value at the end of a trial, and the number of trained epochs, in one random
+    order.
+    """
     rng = random.Random(seed)
     study = optuna.create_study(
         direction="maximize",
@@ -99,7 +101,7 @@ def in_order(
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -20,10 +20,10 @@ DRIVER = Path(__file__).with_name("train_sweep_ray.py")
 def run(
     values: list[dict[str, Any]], cut: Trace, example: Path, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Run the sweep on this trace; what it came to, as the fields of a SweepCost.
+    """Run the sweep on this trace. Return the fields of a SweepCost.
 
     Raises:
-        NotInstalled: Ray cannot be had here.
+        NotInstalled: Ray is not available.
         subprocess.CalledProcessError: the driver failed; its log is in the folder.
     """
     python = python_of("tune", cache())

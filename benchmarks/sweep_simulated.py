@@ -37,7 +37,7 @@ from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 
 RUNGS = (4, 12, 36, 108)
-"""Epochs after which the sample tells accuracies."""
+"""Epochs for which the sample contains accuracies."""
 REDUCTION = 3
 USER = "sweep"
 LARGEST = 64
@@ -50,17 +50,17 @@ class SweepOutcome:
 
     way: str
     hours: float
-    """Until the last trial had ended."""
+    """Hours until the last trial had ended."""
     node_hours: float
-    """That trials held, pauses and repeated work included."""
+    """Node-hours of trials, with pauses and repeated work."""
     ended: int
-    """Trials; fewer than there are where the trace ended first."""
+    """Number of completed trials; fewer than all if the trace ended first."""
     rescales: int
     preemptions: int
 
 
 def halved(accuracies: Sequence[Sequence[float]]) -> list[int]:
-    """How many epochs each trial trains: rows are trials, columns :data:`RUNGS`."""
+    """Return how many epochs each trial trains: rows are trials, columns :data:`RUNGS`."""
     last = [RUNGS[0]] * len(accuracies)
     survivors = list(range(len(accuracies)))
     for rung, further in enumerate(RUNGS[1:]):
@@ -72,7 +72,7 @@ def halved(accuracies: Sequence[Sequence[float]]) -> list[int]:
 
 
 def trials(table: Path, count: int, seed: int, samples: float) -> list[SimJob]:
-    """The trials as jobs. ``samples``: of one that trains to its end."""
+    """Return the trials as jobs. ``samples``: samples of a trial that trains to its end."""
     with gzip.open(table, "rt") as file:
         cells = random.Random(seed).sample(list(csv.DictReader(file)), count)
     epochs = halved([[float(cell[f"val_acc_{rung}ep"]) for rung in RUNGS] for cell in cells])
@@ -103,7 +103,7 @@ def trials(table: Path, count: int, seed: int, samples: float) -> list[SimJob]:
 
 
 def ways() -> Iterator[tuple[str, int, int]]:
-    """(name, fewest, most nodes of a trial)."""
+    """(name, minimum, maximum nodes of a trial)."""
     for most in (64, 16, 4, 2):
         yield f"malleable 1:{most}", 1, most
     for size in (1, 4, 16):
@@ -127,12 +127,12 @@ def outcome(
 
 
 def cost_at(hours: float, outcomes: Sequence[SweepOutcome]) -> float:
-    """Node-hours of the malleable sweep that takes so long, between those that were simulated; NaN
-    where none is so quick.
+    """Return the node-hours of a malleable sweep of this duration, interpolated between those that
+    were simulated; NaN if none is that fast.
     """
     points = sorted((o.hours, o.node_hours) for o in outcomes if o.way.startswith("malleable"))
     cheapest: list[tuple[float, float]] = []
-    for at, cost in points:  # who has time may take the quick one too
+    for at, cost in points:  # a longer time also allows the fastest one
         cheapest.append((at, min([cost, *(c for _, c in cheapest)])))
     if hours < cheapest[0][0]:
         return float("nan")
@@ -141,7 +141,7 @@ def cost_at(hours: float, outcomes: Sequence[SweepOutcome]) -> float:
 
 
 def write(path: Path, jobs: Sequence[SimJob]) -> None:
-    """The trials as a workload of ``malletrain simulate``."""
+    """Write the trials as a workload of ``malletrain simulate``."""
     rows = [
         {
             "name": job.name,
@@ -160,7 +160,7 @@ def write(path: Path, jobs: Sequence[SimJob]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""An embedded cluster whose nodes a benchmark takes away and gives back by hand.
+"""An embedded cluster whose nodes a benchmark takes and returns.
 
     python -m benchmarks.switched_cluster DIR NODES [--grace 20]
 
-It is :mod:`scavenger.embedded.cluster` with DIR/switches in the place of a trace: a line ``NODE
-idle`` or ``NODE busy``, appended at any time. A node that becomes busy is preempted with notice
-(SIGTERM and ``--grace`` seconds). Nodes that are in no line are busy. :func:`start` starts it for
+It is :mod:`scavenger.embedded.cluster` with DIR/switches in place of a trace: lines ``NODE idle``
+or ``NODE busy``, which can be appended at any time. A node that becomes busy is preempted with
+notice (SIGTERM and ``--grace`` seconds). Nodes without a line are busy. :func:`start` starts it for
 a benchmark.
 """
 
@@ -28,8 +28,8 @@ START_S = 60.0
 
 
 class Switches:
-    """Stands where :class:`scavenger.trace.replay.Replay` does: what was appended to the file since
-    the last look.
+    """Replaces :class:`scavenger.trace.replay.Replay`: returns the lines appended to the file since
+    the last call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class Switches:
         self._read = 0
 
     def advance(self, time: float) -> list[NodeChange]:
-        """The changes since the last call."""
+        """Return the changes since the last call."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -51,13 +51,13 @@ class Switches:
 
 
 def switch(directory: Path, node: str, state: str) -> None:
-    """Have ``node`` be ``idle`` or ``busy`` from now on."""
+    """Set ``node`` to ``idle`` or ``busy``."""
     with (directory / "switches").open("a") as file:
         file.write(f"{node} {state}\n")
 
 
 def start(directory: Path, nodes: int, grace_s: float = GRACE_S) -> ClusterProcess:
-    """Start one and wait until it is ready. Raises RuntimeError when it is not."""
+    """Start a cluster and wait until it is ready. Raises RuntimeError if it does not start."""
     layout = Layout(directory.resolve())
     layout.create()
     with open(layout.log, "ab") as log:

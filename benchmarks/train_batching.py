@@ -1,5 +1,5 @@
-"""The trainings of benchmarks.batching. A step sleeps as long as the law of :func:`step_s` says, so
-that it scales although all virtual nodes share one machine.
+"""The trainings of benchmarks.batching. The duration of a step follows the law of :func:`step_s`,
+so that it scales although all virtual nodes share one machine.
 
     train_batching.py ramp SIZES SAMPLES    global batch of each epoch (64,64,128), samples of one
     train_batching.py steady                the same throughput on each node, without an end
@@ -16,7 +16,7 @@ from pathlib import Path
 import malletrain
 
 OVERHEAD_S, SAMPLE_S, EXCHANGE_S = 0.005, 0.002, 0.06
-"""Of a step: what does not depend on its samples, one sample on one node, and the exchange of
+"""Parts of a step, seconds: the constant part, one sample on one node, and the exchange of
 gradients among very many nodes.
 """
 STEADY_RATE = 150.0
@@ -56,7 +56,7 @@ def ramp(sizes: list[int], samples: int) -> None:
 
 
 def steady() -> None:
-    """Train until a file named stop exists."""
+    """Train until a file named ``stop`` exists."""
     while not Path("stop").exists():
         time.sleep(STEADY_BATCH / STEADY_RATE)
         malletrain.report(STEADY_BATCH)

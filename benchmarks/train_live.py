@@ -1,5 +1,5 @@
-"""The same training as benchmarks/train_step.py in live mode: same arguments, same line a step;
-STEPS_FILE.parts gets a JSON object a change of the group.
+"""The same training as benchmarks/train_step.py in live mode, with the same arguments and lines.
+STEPS_FILE.parts gets a JSON object for each change of the group.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
             net(batch).sum().backward()
             optimizer.step()
             time.sleep(args.step_s)
-            # Written inside the step, so with the group that did it.
+            # written inside the step, so with the group that did it
             if run.rank == 0:
                 os.write(log, f"{time.time():.6f} {step + 1} {run.world_size}\n".encode())
             if stop.exists():

@@ -16,11 +16,11 @@ import torch
 from benchmarks.peers_training import Log, arguments, loss_of, network, share
 
 LOOK_EVERY = 5
-"""Steps between two looks for a notice, which all ranks take together."""
+"""Number of steps between two checks for a notice, which all ranks make together."""
 
 
 def loop(settings: dict[str, Any]) -> None:
-    """What every worker does."""
+    """Train on every worker."""
     import ray.train
     import ray.train.torch
 
@@ -71,7 +71,7 @@ def loop(settings: dict[str, Any]) -> None:
 
 def main() -> None:
     args = arguments(__doc__)
-    # Here, because --help works without Ray.
+    # here, so that --help works without Ray
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer

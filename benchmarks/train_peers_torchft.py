@@ -1,7 +1,7 @@
 """The training of benchmarks/peers.py under torchft: one process is one replica group.
 
-Written after torchft's own example (train_ddp.py). Its sampler loses samples by design, so each
-step's samples are chosen by the step's number and the replica's place in it instead. SIGTERM, the
+Written after torchft's own example (train_ddp.py). Its sampler loses samples by design, so here
+each step's samples are chosen by the step's number and the replica's place in it. SIGTERM, the
 notice, ends the process after the step in progress.
 """
 
@@ -22,7 +22,7 @@ TIMEOUT = timedelta(seconds=float(os.environ.get("PEERS_TORCHFT_TIMEOUT_S", "5")
 
 def main() -> None:
     args = arguments(__doc__)
-    # Here, because --help works without torchft.
+    # here, so that --help works without torchft
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
     model, plain = network(args.mb)
@@ -56,7 +56,7 @@ def main() -> None:
         optimizer.zero_grad()  # begins the quorum
         place, world = manager.participating_rank(), manager.num_participants()
         step = manager.current_step() + 1
-        # A replica that is still healing takes part without samples of its own.
+        # a replica that is still healing participates without samples of its own
         samples = share(step, place, world) if place is not None else []
         if samples:
             log.draw(step, world, place, samples)

@@ -1,7 +1,6 @@
-"""The training of benchmarks/requeue.py for Slurm alone: a checkpoint on SIGTERM.
-
-The tasks agree at the end of each step whether one of them was signalled. Then the first one saves,
-and all end; the batch script requeues the job.
+"""The training of benchmarks/requeue.py for Slurm alone: a checkpoint on SIGTERM. At the end of
+each step the tasks agree whether one of them was signalled. Then the first one saves, and all end;
+the batch script requeues the job.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from benchmarks.requeue_training import arguments  # noqa: E402
 
 
 def is_leaving(world: int) -> bool:
-    """Whether a task of the job was signalled. All tasks get the same answer."""
+    """Return whether a task of the job was signalled. All tasks get the same answer."""
     if world == 1:
         return bool(SIGNALS)
     signalled = torch.tensor(len(SIGNALS))

@@ -19,7 +19,7 @@ SIGNAL_DELAY_S = 60
 
 
 class Training:
-    """What submitit calls on each task of a job.
+    """The function that submitit calls on each task of a job.
 
     Args:
         args: the arguments of the script.
@@ -57,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     import submitit
 
-    # By its module's name, so that the job finds it there.
+    # by its module's name, so that the job finds it
     from benchmarks.train_requeue_submitit import Training as Submitted
 
     executor = submitit.SlurmExecutor(folder=args.logs)

@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 import torch
-import torch._dynamo  # what a snapshot imports first: what is read of it is no state
+
+# imported first, so that reads of this import do not count as reads of the state
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict
 from torch.distributed.device_mesh import init_device_mesh

@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch._dynamo  # what an optimizer imports first: it is no state
+
+# imported first, so that reads of this import do not count as reads of the state
+import torch._dynamo
 import torch.distributed.checkpoint.state_dict
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -31,7 +33,7 @@ from malletrain import ElasticSampler
 
 
 def made(width: int, layers: int) -> Decoder:
-    """The model with its first numbers."""
+    """Return the model with its initial values."""
     model = Decoder(width, layers)
     if not any(parameter.is_meta for parameter in model.parameters()):
         fill(model)
@@ -39,7 +41,7 @@ def made(width: int, layers: int) -> Decoder:
 
 
 def shard_bytes(run: elastic.Run) -> int:
-    """Bytes of this rank's shards of the model and the optimizer."""
+    """Return the bytes of this rank's shards of the model and the optimizer."""
     states = run.optimizer.state_dict()["state"].values()
     tensors = [*run.model.parameters(), *(t for state in states for t in state.values())]
     local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
@@ -70,7 +72,7 @@ def main() -> None:
         options["replicate_every"] = args.replicate_every
     run = elastic.Run(**options)
     facts, log = Facts(args.folder), Log(args.folder)
-    # What the process has beside its shards when a change begins is the training's.
+    # Memory beside the shards at the beginning of a change belongs to the training.
     rest = before
     generation, ended, usual = 0, 0.0, 0.0
 
@@ -107,7 +109,7 @@ def main() -> None:
                 change = {"world": step.world_size, "rank": step.rank, "cpu": now - ended - usual}
                 facts.write("changed", **change)
             generation, ended, usual = step.generation, now, now - began
-            # From here on it is the peak of a change, if one comes.
+            # From here on it is the peak of a change, if one follows.
             forget_peak()
             rest = memory("VmRSS") - shard_bytes(run)
 

@@ -1,8 +1,7 @@
-"""The training of benchmarks/sharded.py as it is written without MalleTrain: FSDP2, AdamW, plain
-torchrun, checkpoints by torch.distributed.checkpoint.
-
-All ranks save every ``--checkpoint-every-s`` and, when a file CHECKPOINT.end is there, save once
-more and end: a job that is told to make room by somebody who loses no time.
+"""The training of benchmarks/sharded.py as written without MalleTrain: FSDP2, AdamW, plain
+torchrun, checkpoints by torch.distributed.checkpoint. All ranks save every
+``--checkpoint-every-s``. When a file CHECKPOINT.end exists, they save once more and end: an
+immediate reaction to a request to leave.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what a checkpoint imports first: what is read of it is no state
+
+# imported first, so that reads of this import do not count as reads of the state
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -37,19 +38,19 @@ from benchmarks.sharded_training import (
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; its name is the number of its step."""
+    """Return the newest complete checkpoint; its name is the number of its step."""
     whole = [path.parent for path in folder.glob("*/.metadata")]
     return max(whole, key=lambda path: int(path.name), default=None)
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Every rank its shards."""
+    """Write the shards of every rank."""
     states, moments = get_state_dict(model, optimizer)
     dcp.save({"model": states, "optimizer": moments}, checkpoint_id=folder / str(step))
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Every rank the shards that it has now."""
+    """Read the shards that every rank has in the present layout."""
     states, moments = get_state_dict(model, optimizer)
     dcp.load({"model": states, "optimizer": moments}, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=states, optim_state_dict=moments)
@@ -84,7 +85,7 @@ def main() -> None:
     }
     facts.write("restored" if snapshot else "begun", **about)
     saved = time.monotonic()
-    # The loss, and from rank 0 whether to save and whether to end.
+    # the loss, and from rank 0 whether to save and whether to end
     flags = torch.zeros(3)
     for step in range(done + 1, SAMPLES // BATCH + 1):
         samples = list(range((step - 1) * BATCH + rank, step * BATCH, world))

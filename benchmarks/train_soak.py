@@ -1,8 +1,6 @@
-"""The training script of benchmarks/soak.py: writes down every step that counted, with its samples
-and a hash of the state after it.
-
-Arguments: FOLDER (files ``steps-PID-TIME``, one JSON object a line; ends when FOLDER/stop exists),
---step-s (sleep per step).
+"""The training script of benchmarks/soak.py: records every counted step, with its samples and a
+hash of the state after it. Arguments: FOLDER (files ``steps-PID-TIME``, one JSON object per line;
+ends when FOLDER/stop exists), --step-s (sleep per step).
 """
 
 from __future__ import annotations

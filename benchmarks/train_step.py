@@ -1,9 +1,7 @@
-"""The training script of benchmarks/rescale.py: a DDP model of a given size, every step written
-down with its time.
-
-Run by torchrun or by MalleTrain alike. Arguments: --mb (parameters in MB), --steps-file FILE (one
-line a step: time, step, world size), --step-s (sleep per step, so that the machine is not
-saturated), --snapshot FILE, --device DEVICE. Stops when FILE.stop exists.
+"""The training script of benchmarks/rescale.py: a DDP model of a given size that records every step
+with its time. Runs under torchrun and under MalleTrain. Arguments: --mb (parameters in MB),
+--steps-file FILE (one line per step: time, step, world size), --step-s (sleep per step, so that the
+machine is not saturated), --snapshot FILE, --device DEVICE. Stops when FILE.stop exists.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ from allocator import solve
 from benchmarks.instances import KINDS, instance
 
 MPI_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-"""What the launchers of Open MPI, MPICH, Slurm and Intel MPI set for a rank."""
+"""Environment variables with the rank: of Open MPI, MPICH, Slurm and Intel MPI."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What every trainer does."""
+    """Settings of every trainer."""
 
     nodes: int
     jobs: int
@@ -48,8 +48,8 @@ Times = list[tuple[float, float]]
 
 
 def run_trainer(trainer: int, load: Load, ready: Any) -> tuple[Times, float, str]:
-    """Solve this trainer's events once ``ready.wait()`` returns; times, seconds from first to last,
-    and the host's name.
+    """Solve this trainer's events once ``ready.wait()`` returns. Return times, seconds from first
+    to last, and the host's name.
     """
     events = []
     for repeat in range(load.repeats):
@@ -74,7 +74,7 @@ def _in_process(trainer: int, load: Load, ready: Barrier, answers: Any) -> None:
 
 
 def on_this_node(count: int, load: Load) -> list[tuple[Times, float, str]]:
-    """``count`` trainers, each a process."""
+    """Run ``count`` trainers, each in a process."""
     context = multiprocessing.get_context("spawn")
     ready, answers = context.Barrier(count), context.Queue()
     workers = [
@@ -91,7 +91,7 @@ def on_this_node(count: int, load: Load) -> list[tuple[Times, float, str]]:
 def row(
     count: int, load: Load, results: Iterable[tuple[Times, float, str]], how: str
 ) -> dict[str, object]:
-    """What ``count`` trainers measured."""
+    """Return what ``count`` trainers measured."""
     results = list(results)
     times = [pair for mine, _, _ in results for pair in mine]
     return {
@@ -110,7 +110,7 @@ def row(
 
 
 def show(rows: Iterable[dict[str, object]], as_json: bool) -> None:
-    """Rows as they come: a JSON object a line, or a table."""
+    """Print rows as they come: a JSON object per line, or a table."""
     columns = ("trainers", "median_ms", "worst_ms", "cpu_median_ms", "solves_per_s", "hosts")
     for number, measured in enumerate(rows):
         if as_json:
@@ -132,7 +132,7 @@ class _MpiBarrier:
 
 
 def under_mpi(counts: Sequence[int] | None, load: Load, as_json: bool) -> None:
-    """Every rank a trainer; rank 0 prints."""
+    """Run every rank as a trainer; rank 0 prints."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -53,7 +53,7 @@ KEPT = (
 
 
 def simulated(made: tuple[World, Point]) -> dict[str, Any]:
-    """One cell, one way."""
+    """Simulate one cell in one way."""
     run = simulation(*made)
     result = run.run().to_dict()
     work = math.fsum(each.done / each.job.curve.at(1) for each in run.runs.values())
@@ -63,7 +63,7 @@ def simulated(made: tuple[World, Point]) -> dict[str, Any]:
 def rows(
     cells: Sequence[Cell], results: dict[tuple[Cell, bool], dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each kind: a cell with turns (True) and without."""
+    """Return a row for each kind: a cell with turns (True) and without."""
     for kind in dict.fromkeys(c.kind for c in cells):
         mine = [c for c in cells if c.kind == kind]
 
@@ -96,7 +96,7 @@ def rows(
 
 
 def tell(table: Sequence[dict[str, Any]]) -> list[str]:
-    """The Markdown table."""
+    """Return the Markdown table."""
     lines = [
         "| jobs | samples | work | longest wait | 95 % wait | trained on | starting | rescaling "
         "| starts | rescales | ended |",
@@ -113,7 +113,7 @@ def tell(table: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -38,7 +38,7 @@ from tests.malletrain.web.looks import job, look, node
 
 REQUESTS = 100
 PAUSE_S = 0.05
-"""Between two requests, so that they are spread over several looks at the daemon."""
+"""Pause between two requests, so that they are spread over several polls of the daemon, seconds."""
 PATHS = ("machine", "jobs", "nodes", "timeline")
 
 
@@ -61,12 +61,12 @@ async def main(url, token, viewers):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-"""Viewers are other machines: they share no interpreter with what measures."""
+"""Run viewers as other machines would: they share no interpreter with the measurement."""
 
 
 @contextlib.contextmanager
 def followed(web: WebPage, viewers: int) -> Iterator[None]:
-    """So many viewers read the stream meanwhile."""
+    """Run ``count`` viewers of the stream during the block."""
     argv = [sys.executable, "-c", VIEWERS, web.base, TOKEN, str(viewers)]
     readers = subprocess.Popen(argv)
     try:
@@ -78,7 +78,7 @@ def followed(web: WebPage, viewers: int) -> Iterator[None]:
 
 
 def seconds_for(web: WebPage, path: str) -> float:
-    """Until the last byte of an answer, packed, as a browser asks for it."""
+    """Return the time until the last byte of a compressed answer, as a browser requests it."""
     request = urllib.request.Request(
         f"{web.base}/api/v1/{path}",
         headers={"Authorization": f"Bearer {TOKEN}", "Accept-Encoding": "gzip"},
@@ -90,7 +90,7 @@ def seconds_for(web: WebPage, path: str) -> float:
 
 
 def cpu_share(pid: int, seconds: float) -> float:
-    """CPU seconds a second of a process."""
+    """Return the processor time of a process per second."""
     process = psutil.Process(pid)
     before = sum(process.cpu_times()[:2])
     time.sleep(seconds)
@@ -98,7 +98,7 @@ def cpu_share(pid: int, seconds: float) -> float:
 
 
 def daemon_cost(jobs: int, viewers: int, seconds: float, root: Path) -> dict[str, float]:
-    """Of a core, what the real daemon takes."""
+    """Return the share of a core that the real daemon uses."""
     with site(root, nodes=2, config=COLD) as made:
         script, stop_job = made.script("chatty.py", CHATTY), made.work / "stop"
         template = made.submit(script, str(stop_job), "loss", profile=False)
@@ -125,7 +125,7 @@ def daemon_cost(jobs: int, viewers: int, seconds: float, root: Path) -> dict[str
 
 
 def page_times(jobs: int, nodes: int, viewers: int, root: Path) -> dict[str, dict[str, float]]:
-    """Milliseconds until the last byte of what a page loads."""
+    """Return the milliseconds until the last byte of what a page loads."""
     all_jobs = [job(k, "completed", ended=3.0, nodes=()) for k in range(jobs)]
     all_nodes = [node(f"n{k}", "job" if k % 3 else "idle") for k in range(nodes)]
     looks = 0

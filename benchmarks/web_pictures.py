@@ -86,7 +86,9 @@ kind = "asha"
 
 
 def busy_machine(duration_s: float, seed: int = 1) -> Trace:
-    """Twelve nodes that are idle for 3 to 15 min at a time and in use for 1 to 6 min."""
+    """Write a trace of twelve nodes that are idle for 3 to 15 min at a time and in use for 1 to 6
+    min.
+    """
     draw = np.random.default_rng(seed)
     gaps: list[tuple[int, float, float]] = []
     for node in range(NODES):
@@ -101,7 +103,7 @@ def busy_machine(duration_s: float, seed: int = 1) -> Trace:
 
 
 def submit(made: Site) -> None:
-    """The jobs and the sweep."""
+    """Submit the jobs and the sweep."""
     script = made.script("train.py", SCRIPT)
     for name, steps, work_s, nodes in JOBS:
         made.submit(script, "--steps", str(steps), "--work", str(work_s), name=name, nodes=nodes)
@@ -112,11 +114,11 @@ def submit(made: Site) -> None:
 
 
 def photograph(tab: Browser, url: str, folder: Path) -> None:
-    """The four pictures."""
+    """Take the four pictures."""
 
     def picture(name: str, height: int) -> None:
         tab.width(1200, height)
-        time.sleep(2)  # the page draws anew at its new size
+        time.sleep(2)  # the page redraws at its new size
         tab.driver.save_screenshot(str(folder / f"{name}.png"))
 
     tab.until_text("h1", "Machine")
@@ -124,7 +126,7 @@ def photograph(tab: Browser, url: str, folder: Path) -> None:
     tab.open(f"{url}#/jobs")
     tab.until_text("#jobs", JOBS[0][0])
     picture("web-jobs", 760)
-    tab.open(f"{url}#/job/j2")  # the one whose number of nodes changes most
+    tab.open(f"{url}#/job/j2")  # the job whose number of nodes changes most
     tab.until_text("h1", JOBS[1][0])
     tab.until_text("#job-scale", "Nodes over time")
     picture("web-job", 1400)

@@ -87,12 +87,14 @@ def on_trace(setting: Setting, live: bool, trace_file: Path | None) -> dict[str,
 
 
 def methods_of(setting: Setting, day: str, seed: int) -> list[dict[str, Any]]:
-    """All rows of one fold and seed, one after the other: windsr-edm builds on unet."""
+    """Return all rows of one fold and seed, in order, because windsr-edm builds on unet."""
     return [unit(setting, name, day, seed) for name in setting.plan.rows]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is not done yet and print the tables; everything goes to FOLDER/windsr.json too."""
+    """Run what is not done yet, and print the tables. Everything is also written to
+    FOLDER/windsr.json.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -145,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.processes or plan.processes, multiprocessing.get_context("spawn")
     ) as pool:
         if "methods" in parts:
-            # Seed by seed, so that a run cut short has whole tables of fewer seeds.
+            # seed by seed, so that an interrupted run has complete tables of fewer seeds
             todo = [(day, seed) for seed in range(plan.seeds) for day in setting.days()]
             made = {pool.submit(methods_of, setting, *what): what for what in todo}
             for done in as_completed(made):

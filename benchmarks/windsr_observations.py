@@ -21,8 +21,8 @@ WAYS = ("condition", "paste", "innovations")
 
 
 def analyses(setting: Setting) -> dict[str, tuple[Any, Any]]:
-    """By day: (backgrounds, analysis), cut to whole cells. The file's ``member`` is −1 for an
-    analysis; without such a variable the last field of each day is taken for it.
+    """Return day → (backgrounds, analysis), cut to whole cells. The file's ``member`` is −1 for an
+    analysis; without such a variable it is the last field of each day.
     """
     import numpy as np
     import xarray
@@ -44,7 +44,7 @@ def analyses(setting: Setting) -> dict[str, tuple[Any, Any]]:
 
 
 def observe(truth: Any, share: float, seed: int) -> list[Any]:
-    """Observations of one field: the true wind at random pixels."""
+    """Return observations of one field: the true wind at random pixels."""
     import numpy as np
     from windsr.assimilate import WindObservation
 
@@ -58,7 +58,7 @@ def observe(truth: Any, share: float, seed: int) -> list[Any]:
 
 
 def _errors(truth: Any, estimate: Any, stations: list[list[Any]]) -> dict[str, float]:
-    """MAE and RMSE of the fields [n, H, W] at all pixels without a station."""
+    """Return MAE and RMSE of the fields [n, H, W] at all pixels without a station."""
     import numpy as np
 
     elsewhere = np.ones(estimate.shape, bool)
@@ -69,7 +69,7 @@ def _errors(truth: Any, estimate: Any, stations: list[list[Any]]) -> dict[str, f
 
 
 def _thresholds(setting: Setting, day: str, way: str, cap: int | None) -> Any:
-    """T1 and T2 with the least error of the interpolated background on the other days."""
+    """Return T1 and T2 with the smallest error of the interpolated background on the other days."""
     import numpy as np
     from windsr.assimilate import Thresholds, assimilate, spread_innovations
 
@@ -100,7 +100,9 @@ def _interpolated(made: Any, fields: Any) -> Any:
 
 
 def thresholds_of(setting: Setting, day: str) -> dict[str, list[float]]:
-    """T1 and T2 by way and cap of the dynamic radius, chosen without ``day``; kept once found."""
+    """Return T1 and T2 by way and maximum of the dynamic radius, chosen without ``day``. They are
+    stored.
+    """
     from windsr.assimilate import T1_M, T2_MS
 
     if not setting.plan.choose:
@@ -118,7 +120,9 @@ def thresholds_of(setting: Setting, day: str) -> dict[str, list[float]]:
 
 
 def assimilation(setting: Setting, day: str, seed: int) -> dict[str, Any]:
-    """Errors of every method without and with the observations of one day, by way and radius."""
+    """Return errors of every method without and with the observations of one day, by way and
+    radius.
+    """
     chosen = thresholds_of(setting, day)
     rows = {}
     for name in ASSIMILATED:
@@ -136,7 +140,7 @@ def assimilation(setting: Setting, day: str, seed: int) -> dict[str, Any]:
 def _row(
     setting: Setting, name: str, day: str, seed: int, chosen: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """Of one method: errors by way and radius."""
+    """Return the errors of one method by way and radius."""
     path = setting.out / f"assimilation-{name}-{day}-{seed}.json"
     if path.exists():
         return json.loads(path.read_text())

@@ -11,12 +11,12 @@ from benchmarks.windsr_scores import trained
 from benchmarks.windsr_setting import ASSIMILATED, Setting
 
 RADIUS = 24.0
-"""Pixels, for every station."""
+"""Radius of all stations, pixels."""
 
 
 def pictures(setting: Setting) -> list[Path]:
-    """Draw the last day that has an analysis, made fine by the last of the plan's methods that
-    assimilation is tried with; return the files.
+    """Draw the last day with an analysis, made fine by the last of the plan's methods with
+    assimilation. Return the files.
     """
     import numpy as np
     import torch

@@ -14,7 +14,7 @@ from benchmarks.windsr_setting import ROWS, Setting
 
 
 def trained(setting: Setting, name: str, day: str, seed: int) -> tuple[Any, dict[str, Any]]:
-    """(method, what it cost): trained on all days but one, or loaded where that was done."""
+    """Return (method, its costs): trained on all days but one, or loaded if that is done."""
     import torch
     from windsr import checkpoint, methods, patches, train
 
@@ -69,7 +69,9 @@ def unit(setting: Setting, name: str, day: str, seed: int) -> dict[str, Any]:
 
 
 def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
-    """Scores of one member, of the mean of 16 and of all, without and with restored block means."""
+    """Return the scores of one member, of the mean of 16 and of all, without and with restored
+    block means.
+    """
     import numpy as np
     import torch
     from windsr import evaluate, grids, methods, verification, whole
@@ -88,7 +90,7 @@ def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
         made, low, test.terrain, methods.Draw(members, seed=seed, constrain=False)
     )
     took = time.process_time() - began
-    if made.name == "bicubic":  # the preset's interpolation has its block means restored already
+    if made.name == "bicubic":  # the preset's interpolation has restored block means already
         free = grids.bicubic(low, factor).clamp_min(0)[:, 0:1].numpy()
     exact = np.stack(
         [
@@ -103,7 +105,7 @@ def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
         for count in sorted({1, min(16, members), members}):
             part = fields[:, :count]
             by_members[str(count)] = {
-                **verification.verified(test.wind, part, test.spacing, factor),
+                **verification.ensemble_scores(test.wind, part, test.spacing, factor),
                 "psnr": evaluate.psnr(test.wind, part.mean(axis=1), peak),
                 "ssim": evaluate.ssim(test.wind, part.mean(axis=1), peak),
             }
@@ -112,7 +114,7 @@ def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
 
 
 def keep_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
-    """Write a result beside what it is of."""
+    """Write a result beside its model."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1))
     return value

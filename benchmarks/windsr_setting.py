@@ -1,4 +1,4 @@
-"""What :mod:`benchmarks.windsr` measures, how much of it, and where its files are."""
+"""The scope of :mod:`benchmarks.windsr`, and the places of its files."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ ROWS = {
         Row("windsr as published", "windsr", published=True),
     )
 }
-"""``windsr as published`` predicts the field by its noise, with SR3's schedule and absolute wind;
-``windsr`` what interpolation lacks; ``windsr-edm`` what the row ``unet`` lacks.
+"""``windsr as published`` predicts the field's noise, with SR3's schedule and absolute wind;
+``windsr`` predicts the residual of interpolation; ``windsr-edm`` that of the row ``unet``.
 """
 ASSIMILATED = ("bicubic", "srcnn", "unet", "windsr-edm")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a preset of this benchmark does.
+    """The scope of a preset of this benchmark.
 
-    ``steps``: of every training but the GAN's, which has two thirds; ``batch``: None for the
-    preset's; ``fields``: of each test day that are scored, as they are much alike; ``members``: of
-    the ensembles; ``backgrounds`` a day and ``drawn`` members of the assimilation; ``stations``:
-    share of the pixels that are observed; ``days`` that are left out, none: every one;
-    ``choose``: whether T1 and T2 are chosen on the other days, or are the defaults.
+    ``steps``: of every training except the GAN's, which has two thirds; ``batch``: None for the
+    preset's; ``fields``: number of scored fields per test day, which are similar; ``members``: size
+    of the ensembles; ``backgrounds`` per day and ``drawn`` members of the assimilation;
+    ``stations``: share of the pixels with a station; ``days`` that are left out in turn; empty:
+    every day; ``choose``: whether T1 and T2 are chosen on the other days, or are the defaults.
     """
 
     preset: str
@@ -80,14 +80,14 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """Where everything is."""
+    """The places of all files."""
 
     plan: Plan
     out: Path
     data: Path | None
 
     def preset(self, row: Row) -> Any:
-        """The sizes that a row is trained with."""
+        """Return the preset with which a row is trained."""
         from windsr.presets import as_published, preset_of
 
         preset = preset_of(self.plan.preset)
@@ -96,15 +96,15 @@ class Setting:
         return replace(as_published(preset), sample_steps=10) if row.published else preset
 
     def steps(self, row: Row) -> int:
-        """Of a row's training."""
+        """Return the folder of a row's training."""
         return self.plan.steps * 2 // 3 if row.method == "esrgan" else self.plan.steps
 
     def fields(self) -> Any:
-        """All fields."""
+        """Return all fields."""
         return _fields(self.data, 64 if self.plan.preset == "tiny" else 200)
 
     def fold(self, day: str) -> tuple[Any, Any]:
-        """(train, test) with one day left out, the test cut to whole coarse cells."""
+        """Return (train, test) with one day left out, the test cut to whole coarse cells."""
         from windsr.fields import split_by_day
         from windsr.presets import preset_of
         from windsr.whole import cut
@@ -113,14 +113,14 @@ class Setting:
         return train, cut(test, preset_of(self.plan.preset).factor)
 
     def days(self) -> list[str]:
-        """Every day of the fields."""
+        """Return every day of the fields."""
         import numpy as np
 
         every = [str(day) for day in np.unique(self.fields().days)]
         return [day for day in every if day in (self.plan.days or every)]
 
     def folder(self, row: str, day: str, seed: int) -> Path:
-        """Of one training."""
+        """Return the settings of one training."""
         return self.out / f"{row.replace(' ', '-')}-{day}-{seed}"
 
 

@@ -11,7 +11,7 @@ from benchmarks.windsr_setting import ROWS
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """``mean ± standard deviation``."""
+    """Return ``mean ± standard deviation``."""
     numbers = [value for value in values if not math.isnan(value)]
     if not numbers:
         return "-"
@@ -33,8 +33,8 @@ def _table(head: Sequence[str], lines: list[list[str]]) -> list[str]:
 
 
 def methods_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Every method without and with restored block means; for those that draw, one member and the
-    means of more.
+    """Return the table of every method without and with restored block means; for those with random
+    members, one member and the means of more.
     """
     head = ["method", "members", "RMSE free, m/s", "RMSE", "PSNR, dB", "SSIM", "CRPS, m/s"]
     lines = []
@@ -53,7 +53,7 @@ def methods_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def ensembles_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Spread, ranks, power and tails, with restored block means."""
+    """Return the table of spread, ranks, power and tails, with restored block means."""
     head = ["method", "members", "spread/skill", "outermost ranks, times their due"]
     head += ["fine power, mean", "fine power, member", "tail 1 %, m/s", "99 %", "99.9 %"]
     lines = []
@@ -79,8 +79,8 @@ def ensembles_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def observations_table(observed: list[dict[str, Any]]) -> list[str]:
-    """RMSE by method, way and radius; the mean over the days, whose own spread is far larger than
-    the differences, beside the mean of the gain over no observations.
+    """Return the table of RMSE by method, way and radius: the mean over the days, whose own spread
+    is far larger than the differences, and the mean gain over no observations.
     """
     if not observed or not observed[0]["rows"]:
         return []
@@ -114,7 +114,7 @@ def observations_table(observed: list[dict[str, Any]]) -> list[str]:
 
 
 def trace_table(rows: list[dict[str, Any]], traced: list[dict[str, Any]]) -> list[str]:
-    """The training on nodes that come and go beside the undisturbed one."""
+    """Return the table of the training on nodes that come and go, beside the undisturbed one."""
     if not traced:
         return []
     head = ["training", "RMSE of 32 members, m/s", "CRPS", "rescales", "preempted"]
@@ -130,7 +130,7 @@ def trace_table(rows: list[dict[str, Any]], traced: list[dict[str, Any]]) -> lis
 
 
 def costs_line(rows: list[dict[str, Any]]) -> str:
-    """What training and drawing cost, CPU seconds on one thread."""
+    """Return the table of the costs of training and drawing, CPU seconds on one thread."""
     sentences = []
     for name in ROWS:
         own = [row for row in rows if row["row"] == name and "train_cpu_s" in row]
@@ -145,7 +145,7 @@ def costs_line(rows: list[dict[str, Any]]) -> str:
 def tables(
     rows: list[dict[str, Any]], observed: list[dict[str, Any]], traced: list[dict[str, Any]]
 ) -> str:
-    """All tables as text in Markdown."""
+    """Return all tables as text in Markdown."""
     parts = methods_table(rows) + ensembles_table(rows) if rows else []
     return "\n".join(
         [*parts, *observations_table(observed), "", *trace_table(rows, traced), costs_line(rows)]

@@ -1,5 +1,5 @@
-"""One training as a job of MalleTrain on the embedded cluster while its nodes come and go: cluster,
-daemon, job, what happened.
+"""Runs one training as a job of MalleTrain on the embedded cluster while its nodes come and go, and
+returns what happened.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from scavenger.embedded.cluster_process import start_cluster
 from scavenger.trace import files, lengths, replay, synthesis, trace
 
 SPEEDUP = 5.0
-"""Seconds of the trace that pass in one: a median gap of 475 s on Summit lasts 95 s here."""
+"""Speed-up of the trace: a median gap of 475 s on Summit lasts 95 s here."""
 SHORTEST_GAP_S = 20.0
 IDLE_SHARE = 0.6
 GRACE_S = 20.0
 PATIENCE_S = 3600.0
 PRELOAD = "diffusers.models.unets.unet_2d,diffusers.schedulers,xarray,h5netcdf"
-"""What a worker needs beside torch: imported once a node, not at every start."""
+"""Modules of a worker besides torch, which are imported once per node and not at every start."""
 
 
 def _trace_for(nodes: int, seconds: float, source: Path | None) -> trace.Trace:
@@ -60,14 +60,11 @@ def train_on_trace(
     source: Path | None,
 ) -> dict[str, Any]:
     """Submit ``script`` with ``arguments`` for 1 to ``nodes`` nodes, and wait until it is
-    completed.
-
-    The trace is repeated after ``seconds``. Return rescales, preempted nodes (``lost``), the job's
-    tries, and seconds by number of nodes.
+    completed. The trace is repeated after ``seconds``. Return rescales, preempted nodes (``lost``),
+    the job's tries, and seconds by number of nodes.
 
     Raises:
-        RuntimeError: when the job fails, or takes longer than an hour; the message has its last
-            words.
+        RuntimeError: the job fails, or takes longer than an hour; the message has its last output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     replayed = folder / "trace.csv"

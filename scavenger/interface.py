@@ -26,8 +26,13 @@ _SLOT = "/"
 
 
 def slot_name(host: str, kind: str, number: int) -> str:
-    """Return the name of a slot: ``c1/gpu.0``. Where a site names kinds of slots, it stands
-    wherever the name of a node stands elsewhere.
+    """Return the name of a slot: ``c1/gpu.0``. If a site has kinds of slots, these names are used
+    in place of names of nodes.
+
+    Args:
+        host: name of the host.
+        kind: name of the kind of slots.
+        number: number of the slot among those of its kind on the host, from 0.
     """
     return f"{host}{_SLOT}{kind}.{number}"
 

@@ -1,8 +1,8 @@
-"""What the tests of the packages, of the docs and of a user's first day begin with: a copy of the
-source tree, the packages made of it, and virtual environments in which MalleTrain is not installed.
+"""Common parts of the tests of packages, docs and a user's first day: a copy of the source tree,
+the packages built from it, and virtual environments without MalleTrain.
 
-Such an environment sees the packages that the running one has, without MalleTrain's own, so that
-installing there needs neither a network nor a minute.
+Such an environment sees the packages of the running one, except MalleTrain's own, so that an
+installation needs no network and takes less than a minute.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ LEFT_OUT = shutil.ignore_patterns(
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".import_linter_cache"),
 )
 OURS = ("malletrain", "fedcase", "infinicache", "llmserve", "windsr", "__editable__", "__pycache__")
-"""What the names of MalleTrain's own entries in a folder of packages begin with."""
+"""Prefixes of the names of MalleTrain's own entries in a folder of packages."""
 BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder that ``make`` has filled: once for all processes of a test run, by the first one
-    that needs it, while the others wait. Made anew where it failed.
+    """Return the folder that ``make`` fills. The first process of a test run that needs it makes
+    it, and the others wait. If ``make`` fails, the next process tries again.
     """
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of the run; each process has a folder of its own in it
+        root = root.parent  # the folder of the run, in which each process has a folder of its own
     folder, made = root / name, root / f"{name}.made"
     with open(root / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -53,13 +53,15 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
 
 
 def source_tree(target: Path) -> Path:
-    """A copy of the source tree as a clone of it would be."""
+    """Return a copy of the source tree, as a clone would be."""
     shutil.copytree(ROOT, target, symlinks=True, ignore=_left_out)
     return target
 
 
 def link_packages(target: Path) -> Path:
-    """A folder of links to the packages of the running environment, without MalleTrain's own."""
+    """Make a folder of links to the packages of the running environment, without MalleTrain's
+    own.
+    """
     target.mkdir(parents=True)
     for entry in _packages():
         link = target / entry.name
@@ -69,27 +71,29 @@ def link_packages(target: Path) -> Path:
 
 
 def _packages() -> Iterator[Path]:
-    """Entries of the running environment's folders of packages, those found first first."""
+    """Return the entries of the running environment's folders of packages, in the order of the
+    search path.
+    """
     for folder in map(Path, sys.path):
         if folder.name in ("site-packages", "dist-packages") and folder.is_dir():
             yield from folder.iterdir()
 
 
 def share(environment: Path, packages: Path) -> None:
-    """Let the virtual ``environment`` see the linked ``packages``."""
+    """Let a virtual environment see the linked ``packages``."""
     (folder,) = environment.glob("lib/python*/site-packages")
     (folder / "shared.pth").write_text(f"{packages}\n")
 
 
 def bare_environment(target: Path, packages: Path) -> Path:
-    """A virtual environment of the linked ``packages``."""
+    """Make a virtual environment with the linked ``packages``."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", target], check=True)
     share(target, packages)
     return target
 
 
 def build(kind: str, tree: Path, target: Path) -> None:
-    """Make a package of this ``kind`` ("sdist", "wheel") from ``tree``, as pip and build do it."""
+    """Build a package of this ``kind`` ("sdist", "wheel") from ``tree``, as pip and build do."""
     done = subprocess.run(
         [sys.executable, "-c", BUILD, f"build_{kind}", str(target)],
         cwd=tree,
@@ -100,7 +104,9 @@ def build(kind: str, tree: Path, target: Path) -> None:
 
 
 def files_of(folder: Path) -> set[str]:
-    """Names of all files in ``folder``; a link to a folder has the files of the folder."""
+    """Return the names of all files in ``folder``. A link to a folder counts as the files of that
+    folder.
+    """
     return {
         os.path.relpath(os.path.join(place, file), folder)
         for place, _, files in os.walk(folder, followlinks=True)
@@ -110,7 +116,7 @@ def files_of(folder: Path) -> set[str]:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """A virtual environment below ``folder`` in which nothing but the ``wheel`` is installed."""
+    """Make a virtual environment below ``folder`` with only the ``wheel`` installed."""
     environment = bare_environment(folder / "environment", link_packages(folder / "packages"))
     python = environment / "bin" / "python"
     command = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
@@ -119,7 +125,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def plain_variables(home: Path, *path: Path) -> dict[str, str]:
-    """The environment variables of a person who has just logged in."""
+    """Return the environment variables of a user who has just logged in."""
     return {
         "HOME": str(home),
         "PATH": ":".join([*map(str, path), os.defpath.strip(":"), "/usr/local/bin"]),

@@ -1,8 +1,8 @@
-"""How hypothesis draws: always the same cases in the check, fresh ones in the random search; and
-the packages of this tree, made once in a run.
+"""Configures hypothesis (the same cases in each check, fresh ones in the random search), pytest's
+memory, and the packages of this tree, which are made once per run.
 
 ``make test`` uses the profile "check": a run that passed passes again. ``make fuzz`` uses "fuzz"
-with a seed that it prints. What the search finds becomes an explicit example of its test.
+with a seed that it prints. A case found by the search becomes an explicit example of its test.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tests.waiting import PATIENCE_S
 
 pytest_plugins = ("tests.processor_time",)
 
-# Whoever starts the tests in the background may have SIGINT ignored, which every process inherits;
-# Ctrl-C is a part of what is tested.
+# A shell that starts the tests in the background may ignore SIGINT, which every process inherits.
+# Ctrl-C is part of what is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A daemon may stand still for longer than its clients wait for it; theirs are these processes and
-# what they start.
+# A daemon may stand still for longer than its clients wait for it: the clients of these tests, in
+# these processes and in those that they start, wait longer.
 os.environ[env.TIMEOUT] = f"{PATIENCE_S:g}"
 
 register_profiles()
-# Numbers and texts of whatever modules of this project are loaded would be drawn, too: other cases
+# Hypothesis would also draw numbers and texts from the loaded modules of this project: other cases
 # in each worker and run.
 providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined] # noqa: SLF001
 
@@ -59,7 +59,7 @@ SLOW = (
     "malletrain/elastic",
     "malletrain/launch",
 )
-"""Rooms all of whose tests are marked ``slow``. Elsewhere modules and tests have the mark."""
+"""Folders of which all tests are marked ``slow``. Elsewhere modules and tests have the mark."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if "any_seed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.any_seed)
-    yield  # here pytest removes what ``-m`` does not select
+    yield  # after this, pytest removes what ``-m`` does not select
     modules = {}
     for item in items:
         modules.setdefault(str(item.path), []).append(item)
@@ -85,9 +85,9 @@ def pytest_collection_modifyitems(items):
 
 
 _frozen_modules = 0
-"""Number of modules when objects were frozen last."""
-MANY_MODULES = 100
-"""So many more are worth to be frozen, too."""
+"""Number of modules when objects were last frozen."""
+MODULES_BETWEEN_FREEZES = 100
+"""Number of new modules after which objects are frozen again."""
 
 
 def _freeze():
@@ -98,8 +98,8 @@ def _freeze():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What importing and collecting the tests makes lives until the end: nobody looks for garbage
-    among it, which would take a third of the processor time of the collection.
+    """Freeze the objects that importing and collecting the tests has made. They live until the end;
+    searching them for garbage would take a third of the collection's processor time.
     """
     gc.disable()
     try:
@@ -107,44 +107,44 @@ def pytest_collection():
     finally:
         _freeze()
         gc.enable()
-        # A daemon that starts in this process would have all of it searched, too.
+        # A daemon that starts in this process would search all these objects, too.
         if daemon := sys.modules.get("malletrain.daemon.main"):
             daemon.freeze_objects = gc.collect
 
 
-MOST_DESCRIPTORS = 400
-"""Open at once in a process of the tests. One that gathers them is noticed long before 1,024, above
-which ``select`` refuses them.
+MAX_DESCRIPTORS = 400
+"""Maximum number of descriptors that a process of the tests may have open. ``select`` refuses
+descriptors above 1,024; this limit notices a leak long before.
 """
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
     descriptors = os.listdir("/proc/self/fd")
-    if len(descriptors) > MOST_DESCRIPTORS:
+    if len(descriptors) > MAX_DESCRIPTORS:
         gc.collect()
         descriptors = os.listdir("/proc/self/fd")
-    if len(descriptors) > MOST_DESCRIPTORS:
+    if len(descriptors) > MAX_DESCRIPTORS:
         pytest.fail(
-            f"{len(descriptors)} descriptors are open; this test or one before it leaves them."
+            f"{len(descriptors)} descriptors are open; this test or an earlier one leaks them."
         )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish():
-    """Logging as a daemon that starts in this process configures it ends with the test. What a test
-    has imported lives until the end, as what was collected does: torch's compiler alone, which the
-    first optimizer imports, doubles what every search for garbage goes through.
+    """Undo the logging configuration of a daemon that ran in this process. Freeze the modules that
+    a test has imported, because they live until the end: torch's compiler alone, which the first
+    optimizer imports, doubles the objects that a search for garbage visits.
     """
     structlog.reset_defaults()
-    if len(sys.modules) > _frozen_modules + MANY_MODULES:
+    if len(sys.modules) > _frozen_modules + MODULES_BETWEEN_FREEZES:
         gc.collect()
         _freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
-    """What a test, or a library in it, does to the environment ends with it: Accelerate, for one,
+    """Undo changes of the environment by a test or by a library in it; Accelerate, for example,
     leaves ``RANK``.
     """
     before = dict(os.environ)
@@ -160,8 +160,9 @@ def pytest_runtest_call():
 
 @pytest.fixture
 def any_seed(request):
-    """``any_seed(3)`` is 3 in the check and follows from the search's seed in ``make fuzz``: for
-    tests that draw by themselves, and hold for every seed.
+    """Return a function that maps a number to a seed: ``any_seed(3)`` is 3 in the check, and
+    depends on the search's seed in ``make fuzz``. For tests with their own random draws that hold
+    for every seed.
     """
     seed = request.config.getoption("--hypothesis-seed")
     if seed is None:
@@ -176,7 +177,7 @@ def tree(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sdist(tree, tmp_path_factory):
-    """The unpacked source package."""
+    """Return the unpacked source package."""
 
     def make(target):
         before = files_of(tree)
@@ -197,6 +198,6 @@ def wheel(sdist, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory):
-    """A virtual environment in which nothing but the wheel is installed."""
+    """Return a virtual environment with only the wheel installed."""
     folder = made_once(tmp_path_factory, "installed", lambda target: install(wheel, target))
     return folder / "environment"

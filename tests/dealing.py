@@ -1,8 +1,8 @@
-"""The order of the tests, so that several workers end at the same time.
+"""Orders the tests so that several workers end at the same time.
 
-``--dist worksteal`` hands each worker a contiguous part of the tests, of equal number, and those
-that are done take from the others. Decides the parts: every one begins with its share of the slow
-modules. A module stays together, because its fixtures are made once in each worker that needs them.
+``--dist worksteal`` gives each worker a contiguous part with an equal number of tests; a worker
+that is done takes tests from the others. Every part begins with its share of the slow modules. A
+module is not divided, because its fixtures are made once in each worker that needs them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 
 
 def deal(sizes: Mapping[str, int], slow: Collection[str], workers: int) -> list[str]:
-    """The modules in order.
+    """Return the modules in order.
 
     Args:
-        sizes: tests of each module, in the order in which they were collected.
-        slow: those whose tests take seconds.
-        workers: how many parts the order is cut into.
+        sizes: module → number of its tests, in the order of collection.
+        slow: modules whose tests take seconds.
+        workers: number of parts.
     """
     parts: list[list[str]] = [[] for _ in range(max(1, workers))]
     for number, module in enumerate(name for name in sizes if name in slow):

@@ -1,4 +1,4 @@
-"""Disks that are small, or full."""
+"""Disks that are small or full."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str = "512k") -> Iterator[None]:
-    """A file system of this size mounted on ``folder``."""
+    """Mount a file system of this size on ``folder`` for the block."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
         capture_output=True,
@@ -27,7 +27,7 @@ def small_disk(folder: Path, size: str = "512k") -> Iterator[None]:
 
 
 def fill(folder: Path) -> None:
-    """Leave no byte of the disk on which ``folder`` lies."""
+    """Fill the disk of ``folder`` for the block."""
     with contextlib.suppress(OSError), (folder / "full").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))

@@ -1,4 +1,4 @@
-"""How many cases hypothesis draws: a third of them for every change, all in ``make test-all`` and
+"""The number of cases that hypothesis draws: a third in every check, all in ``make test-all`` and
 ``make fuzz``.
 """
 
@@ -13,14 +13,16 @@ FEWEST = 10
 
 
 def cases(number: int) -> int:
-    """Return how many of ``number`` cases a test draws in the profile that is loaded."""
+    """Return how many of ``number`` cases a test draws in the loaded profile."""
     if settings.get_current_profile_name() != EVERY_CHANGE:
         return number
     return min(number, max(FEWEST, number // 3))
 
 
 def register_profiles() -> None:
-    """Register the profiles and load that of ``make test``: the same cases in each run."""
+    """Register the profiles and load that of ``make test``, which draws the same cases in each
+    run.
+    """
     settings.register_profile(
         EVERY_CHANGE, derandomize=True, deadline=None, print_blob=True, max_examples=DEFAULT // 3
     )

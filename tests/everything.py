@@ -1,9 +1,10 @@
-"""``python -m tests.everything``: all that can be checked on this machine, one part after another.
+"""``python -m tests.everything``: runs everything that can be checked on this machine, one part
+after another.
 
-``make test-all`` runs it. Hours: the suite with the tests marked ``thorough``, ``sites`` and
-``vllm``, an upgrade from an older commit, random days of a simulated site, every boundary of the
-zoo's scripts, random faults, the torch matrix. Ends with a table: a row for each part, and why
-tests were skipped.
+``make test-all`` runs it. It takes hours: the suite with the tests marked ``thorough``, ``sites``
+and ``vllm``, an upgrade from an older commit, random days of a simulated site, every boundary of
+the zoo's scripts, random faults, the torch matrix. At the end it prints a table with a row for each
+part, and the reasons of skipped tests.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 WORKERS = 4 * (os.cpu_count() or 1)
-"""As many as ``make test`` has."""
+"""Number of workers, as in ``make test``."""
 PYTEST = ("pytest", "-q")
 SPREAD = ("-n", str(WORKERS), "--dist", "worksteal")
 
 TOGETHER = "not sites and not gpu and not vllm"
-"""Tests that run beside each other."""
+"""Marks of the tests that run in parallel."""
 
 PARTS: dict[str, tuple[str, ...]] = {
     "lint": ("make", "lint"),
@@ -44,23 +45,23 @@ PARTS: dict[str, tuple[str, ...]] = {
 ENVIRONMENT: dict[str, dict[str, str]] = {
     "upgrade": {"MALLETRAIN_BEFORE": "b0c642877791b51361224d4b2b606c2af7dd8013"},
 }
-"""Name of a part → what it has in its environment. The upgrade of the suite is from this version
-under another number. That of its own part is from the oldest commit that has all modes: its
+"""Name of a part → additional environment variables. The suite tests an upgrade from this version
+under another number; the part for upgrades tests one from the oldest commit with all modes, whose
 messages differ.
 """
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one part showed."""
+    """The result of one part."""
 
     part: str
     ok: bool
     minutes: float
     counts: dict[str, int] = field(default_factory=dict)
-    """Tests by outcome: passed, failed, skipped. Empty for a part that is not pytest's."""
+    """Number of tests by outcome: passed, failed, skipped. Empty for a part without pytest."""
     reasons: dict[str, int] = field(default_factory=dict)
-    """Why tests were skipped → how many."""
+    """Reason → number of tests skipped for it."""
 
 
 def tests_of(report: Path) -> tuple[dict[str, int], dict[str, int]]:
@@ -71,7 +72,7 @@ def tests_of(report: Path) -> tuple[dict[str, int], dict[str, int]]:
 
     Returns:
         The number of tests by outcome, and of skipped tests by reason. Both are empty if there is
-        no report, as when pytest was killed.
+        no report, for example because pytest was killed.
     """
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -90,7 +91,7 @@ def tests_of(report: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def run(part: str, folder: Path) -> Outcome:
-    """Run one part; its output goes to ``folder/PART.log``."""
+    """Run one part, with its output in ``folder/PART.log``."""
     report, log = folder / f"{part}.xml", folder / f"{part}.log"
     command = PARTS[part]
     if command[0] != "make":
@@ -112,7 +113,7 @@ def run(part: str, folder: Path) -> Outcome:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """The outcomes as text, a row for each, then the reasons of skipped tests."""
+    """Return the results as text: a row for each part, then the reasons of skipped tests."""
     lines = [f"{'part':8} {'result':8} {'minutes':>8} {'passed':>8} {'failed':>8} {'skipped':>8}"]
     for each in outcomes:
         cells = (each.counts.get(name, "-") for name in ("passed", "failed", "skipped"))
@@ -130,7 +131,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the parts; 1 if any failed."""
+    """Run the parts. Return 1 if any failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     options = parser.parse_args(arguments)

@@ -1,5 +1,5 @@
-"""Worker processes of tests, forked from a server that has torch imported: one starts in hundredths
-of a second.
+"""Worker processes of tests, forked from a server that has imported torch, so that one starts in
+hundredths of a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FROZEN = "tests.frozen_heap"
 
 
 def preload(*more: str) -> None:
-    """Have the server import these modules, too; call it before the first worker is started."""
+    """Let the server also import these modules. Call it before the first worker starts."""
     CONTEXT.set_forkserver_preload([*_PRELOADED, *more, _FROZEN])
 
 
@@ -36,13 +36,14 @@ def work(
     output: str,
     arguments: tuple[Any, ...],
 ) -> None:
-    """What a worker does: ``script(*arguments)``, and what an interpreter does at its end.
+    """Run ``script(*arguments)`` in a worker, and then what an interpreter does at its end. SIGUSR1
+    writes the stacks of all threads.
 
     Args:
         script: a function of a module.
         environment: variables that are set for it.
-        output: file for standard output and error. SIGUSR1 has the stacks of all threads written.
-        arguments: of the script.
+        output: file for standard output and error.
+        arguments: arguments of the script.
     """
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 1)
@@ -50,7 +51,7 @@ def work(
     os.environ.update(environment)
     os.setpgid(0, 0)
     sys.argv = ["train.py"]
-    random.seed(0)  # a state that is saved is the same in each run
+    random.seed(0)  # so that a saved state is the same in each run
     faulthandler.register(signal.SIGUSR1)
     import torch
 
@@ -70,11 +71,11 @@ def work(
 
 
 def run_ranks(script: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> None:
-    """Run ``script(rank, *arguments)`` in as many processes; raises what one of them raised.
+    """Run ``script(rank, *arguments)`` in several processes. Raises an exception of one of them.
 
     Args:
         script: a function of a module.
-        arguments: of the script, after the rank.
+        arguments: its arguments after the rank.
         ranks: number of processes.
     """
     import torch.multiprocessing

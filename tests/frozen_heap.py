@@ -1,5 +1,5 @@
-"""Imported last by a server that forks workers: what it has made so far is left alone by the
-garbage collection of its children, which would copy every page of it.
+"""Imported last by a server that forks workers: freezes the objects made so far, so that the
+garbage collection of its children does not visit, and thereby copy, every page of them.
 """
 
 import gc

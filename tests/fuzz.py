@@ -1,9 +1,10 @@
-"""The random search: the property tests and state machines with fresh seeds until the time is over.
+"""The random search: runs the property tests and state machines with fresh seeds until the time is
+over.
 
     python -m tests.fuzz [--seconds 600] [--seed 7] [pytest's arguments]
 
-Each pass prints its seed. ``--seed`` does one pass again, the same cases in the same order. What it
-finds becomes an explicit example of its test.
+Each pass prints its seed. ``--seed`` repeats one pass with the same cases in the same order. A case
+that it finds becomes an explicit example of its test.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 
 
 def one_pass(seed: int, arguments: list[str]) -> int:
-    """Run every test that draws, with this seed; return pytest's exit status."""
+    """Run every test with random draws with this seed. Return pytest's exit status."""
     print(f"seed {seed}: once more with  make fuzz FUZZ_SEED={seed}", flush=True)
     argv = [sys.executable, "-m", "pytest", "-q", "--hypothesis-profile=fuzz"]
     argv += [f"--hypothesis-seed={seed}", "-m", "hypothesis or any_seed", *arguments]

@@ -1,7 +1,8 @@
-"""The ends of logs and of runs, for a reader who sees only the last page of an output.
+"""Shortens the ends of logs and of test runs for readers who see only the last page. Also a plugin
+of pytest.
 
-A plugin of pytest, too. Decides which lines say nothing (the frames of native stacks, of which
-torch prints dozens), and what one line of a failed test is.
+Decides which lines are left out (the frames of native stacks, of which torch prints dozens), and
+what the one line of a failed test says.
 """
 
 from __future__ import annotations
@@ -14,29 +15,31 @@ import pytest
 
 _FRAME = re.compile(r"^.*\bframe #\d+: .*(\n|\Z)", re.MULTILINE)
 LONGEST = 300
-"""Characters of the line of a failed test."""
+"""Maximum length of the line of a failed test, characters."""
 
 
 def without_frames(text: str) -> str:
-    """The text without the lines that are frames of native stacks."""
+    """Return the text without the frames of native stacks."""
     return _FRAME.sub("", text)
 
 
 def tail(path: Path, lines: int = 40) -> str:
-    """The last lines of a log, "(no log)" where there is none."""
+    """Return the last lines of a log; "(no log)" if there is none."""
     if not path.exists():
         return "(no log)"
     return "\n".join(without_frames(path.read_text(errors="replace")).splitlines()[-lines:])
 
 
 def _worst(text: str) -> str:
-    """What pytest has marked as the error; all where nothing is."""
+    """Return the lines that pytest has marked as the error; all lines if none is marked."""
     marked = [line[1:] for line in text.splitlines() if line.startswith("E ")]
     return marked[-1] if marked else text
 
 
 def in_a_line(report: Any) -> str:
-    """A failed test: its name, when it failed if not in its call, and what was wrong first."""
+    """Return the line of a failed test: its name, the stage if it did not fail in its call, and the
+    first error.
+    """
     crash = getattr(report.longrepr, "reprcrash", None)
     message = crash.message if crash is not None else _worst(str(report.longrepr or ""))
     first = next((line.strip() for line in message.splitlines() if line.strip()), "no message")
@@ -54,7 +57,7 @@ def pytest_runtest_makereport():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """Say at the very end, after all that was printed, what failed: a line for each."""
+    """Print one line for each failed test at the very end of the output."""
     yield
     failed = [r for what in ("failed", "error") for r in terminalreporter.stats.get(what, ())]
     if failed:

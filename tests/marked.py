@@ -1,5 +1,5 @@
-"""Processes that a test's person has started, wherever they are now: found by a variable of their
-environment, and ended with the test.
+"""Finds the processes that a test has started by a variable in their environment, wherever they are
+now, and ends them with the test.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import contextlib
 import psutil
 
 MARK = "MALLETRAIN_TEST_SESSION"
-"""The variable; its value is the session's."""
+"""The variable; its value is the id of the session."""
 
 
 def running(token: str) -> list[psutil.Process]:
-    """The running processes of a session."""
+    """Return the running processes of a session."""
     processes = []
     for process in psutil.process_iter():
         try:

@@ -1,8 +1,7 @@
-"""Messages that no part of the product makes: valid ones, from the types themselves, changed in one
-or several places that matter to a reader.
+"""Messages that no part of the product makes: valid messages, generated from their types, with
+changes in one or several places.
 
-Decides what is drawn; everything comes from one :class:`random.Random`, so that a seed is a
-sequence.
+Everything is drawn from one :class:`random.Random`, so that a seed determines the sequence.
 """
 
 from __future__ import annotations
@@ -21,20 +20,26 @@ FLOATS = (0.0, -0.0, 1e-308, 5e-324, 1e15, 1e308, -1e308, float("inf"), float("-
 TEXTS = ("", "\0", "x" * 64, "x" * 256, "x" * 70_000, "../../etc", "j1", "١", "a\nb", "%s")
 
 MOST_GROWN = 10_000
-"""Bytes of a list that is still repeated; 300 times that is above what a receiver takes."""
+"""Maximum size of a list that is still repeated, bytes. 300 times that is more than a receiver
+accepts.
+"""
 
 
 @functools.cache
 def _fields(kind: type) -> tuple[msgspec.inspect.Field, ...]:
-    """Read once: resolving the annotations of a type takes milliseconds."""
+    """Cached, because resolving the annotations of a type takes milliseconds."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     return info.fields
 
 
 class Mutator:
-    """Draws messages of these ``types``. ``names``: texts that mean something to the receiver, ids
-    of jobs and the like; ``without``: fields that are left out.
+    """Draws messages of certain types.
+
+    Args:
+        types: the types.
+        names: texts with a meaning for the receiver, such as ids of jobs.
+        without: fields that are left out.
     """
 
     def __init__(
@@ -50,7 +55,7 @@ class Mutator:
         self._without = frozenset(without)
 
     def frames(self) -> list[bytes]:
-        """The frames of one message; one in ten is as it should be."""
+        """Return the frames of one message. One message in ten is unchanged."""
         rng = self.rng
         kind = rng.choice(self.types)
         fields = self.fields(kind)
@@ -67,7 +72,7 @@ class Mutator:
         return [wire.PROTOCOL, payload]
 
     def fields(self, kind: type) -> dict[str, Any]:
-        """What a valid message of this kind may hold; optional fields now and then."""
+        """Return a valid value of this kind, sometimes with optional fields."""
         made = {}
         for field in _fields(kind):
             if field.required or self.rng.random() < 0.4:
@@ -112,7 +117,7 @@ class Mutator:
         return self.oddity() if isinstance(info, kinds.AnyType) else None
 
     def oddity(self, depth: int = 0) -> Any:
-        """Something that a field may not expect."""
+        """Return a value that a field may not expect."""
         rng = self.rng
         draws: tuple[Callable[[], Any], ...] = (
             lambda: rng.choice(NUMBERS),
@@ -126,7 +131,7 @@ class Mutator:
         return rng.choice(draws)()
 
     def change(self, fields: dict[str, Any]) -> None:
-        """One change, at the top or further in."""
+        """Make one change, at the top level or further inside."""
         rng = self.rng
         if not fields or rng.random() < 0.05:
             fields[rng.choice(("type", "x", "owner", ""))] = self.oddity()
@@ -138,7 +143,7 @@ class Mutator:
         elif rng.random() < 0.15:
             del fields[name]
         elif isinstance(inner, list) and inner and rng.random() < 0.5:
-            # Lists of lists grow once: a message of gigabytes would be the sender's trouble.
+            # Lists of lists grow only once: a message of gigabytes would only burden the sender.
             small = len(msgspec.msgpack.encode(inner)) <= MOST_GROWN
             fields[name] = inner * (rng.choice((2, 300)) if small else 1)
         else:
@@ -164,12 +169,12 @@ class Mutator:
 
 
 def of_agents() -> tuple[type, ...]:
-    """What an agent may send, and what only others may."""
+    """Return messages that an agent may send, and messages that only others may send."""
     return (*_members(messages.AgentMessage), messages.Assign, messages.Reply, messages.Request)
 
 
 def of_daemons() -> tuple[type, ...]:
-    """What a daemon may send, but no order to start or end something."""
+    """Return messages that a daemon may send, except orders to start or end something."""
     dangerous = (messages.Assign, messages.Goodbye, messages.WarmUp)
     return tuple(t for t in _members(messages.DaemonMessage) if t not in dangerous)
 
@@ -192,7 +197,9 @@ PARAMETERS = (
 
 
 def request(mutator: Mutator, job: str) -> list[bytes]:
-    """A request of a client: an operation, with parameters that are about right or not at all."""
+    """Return a request of a client: an operation with parameters that are almost right or entirely
+    wrong.
+    """
     rng = mutator.rng
     params = {rng.choice(PARAMETERS): mutator.oddity() for _ in range(rng.randrange(4))}
     op = rng.choice(OPERATIONS)

@@ -1,5 +1,5 @@
-"""TCP ports for tests whose subject cannot choose one itself: never those of outgoing connections,
-which another process may get at any moment.
+"""TCP ports for tests whose subject cannot choose one itself. They are outside the range of
+outgoing connections, from which another process may get a port at any moment.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ import random
 import socket
 
 BLOCK = 128
-"""Ports that a test has for itself; below those of outgoing connections."""
+"""Range of ports for tests, below that of outgoing connections."""
 
 
 def free_ports(count: int) -> tuple[int, socket.socket]:
-    """The first of ``count`` free ports in a row, and a name in the kernel that keeps other tests
-    off them until it is closed.
+    """Reserve ``count`` free ports in a row. Return the first, and a socket with a name in the
+    kernel that keeps other tests off them until it is closed.
     """
     assert count <= BLOCK
     for base in random.sample(range(10000, 32700 - BLOCK, BLOCK), 100):

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, one of its own."""
+"""A real PostgreSQL server for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USER = "postgres"
 
 
 class Server:
-    """One of its own, in a folder of its own, on no port. Ends with the test."""
+    """A server in a folder of its own, without a port. It ends with the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder, FOUND[-1].parent
@@ -36,7 +36,9 @@ class Server:
         self._ctl("start", "-o", options, "-l", str(self.folder / "log"))
 
     def stop(self, how: str = "immediate") -> None:
-        """As a crash does: nobody is waited for. ``how``: another of pg_ctl's modes, or "kill"."""
+        """Stop the server as in a crash, without waiting for clients. ``how``: another of pg_ctl's
+        modes, or "kill".
+        """
         if how != "kill":
             return self._ctl("stop", "-m", how)
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
@@ -68,19 +70,20 @@ class Server:
 
 @contextlib.contextmanager
 def running() -> Iterator[Server]:
-    """A server that runs; the test is skipped where there can be none."""
+    """Return a running server; skip the test if PostgreSQL is not available."""
     pytest.importorskip(
         "psycopg", reason="needs pip install malletrain[postgres]", exc_type=ImportError
     )
     if not FOUND:
         pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
     uid = -1
-    if os.geteuid() == 0:  # as root it does not run
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         try:
             uid = pwd.getpwnam(USER).pw_uid
         except KeyError:
             pytest.skip(f"needs a user {USER}")
-    folder = Path(tempfile.mkdtemp(prefix="mt-pg-", dir="/tmp"))  # a socket's path is short
+    # the path of a socket must be short
+    folder = Path(tempfile.mkdtemp(prefix="mt-pg-", dir="/tmp"))
     made = None
     try:
         os.chown(folder, uid, -1)

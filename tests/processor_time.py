@@ -1,8 +1,8 @@
-"""Which tests cost the most processor time, with all processes that they start and wait for.
+"""Lists the tests with the most processor time, including that of the processes that they start and
+wait for. A plugin of pytest.
 
-A plugin of pytest. On two cores the duration of a test depends on what else runs; its processor
-time does not, so this is the list to shorten when the suite has become slow. Processes that outlive
-their parent are not counted.
+On two cores the duration of a test depends on what else runs; its processor time does not, so this
+list shows which tests to shorten. Processes that outlive their parent are not counted.
 """
 
 from __future__ import annotations

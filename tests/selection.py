@@ -1,5 +1,5 @@
-"""Which cases of a parametrised test ``make test`` runs: one or two of each kind. The others are
-marked ``thorough``, for ``make test-all``.
+"""Selects the cases of a parametrised test that ``make test`` runs: one or two of each kind. The
+others are marked ``thorough``, for ``make test-all``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 
 def every_change(cases: Iterable[Any], *representatives: Any) -> list[Any]:
-    """The cases for ``pytest.mark.parametrize``, marked.
+    """Return marked cases for ``pytest.mark.parametrize``.
 
     Args:
         cases: a value each, or a tuple of them.

@@ -1,9 +1,9 @@
-"""The part of the suite with many processes, several times in a row, some of them beside others.
+"""Runs the part of the suite with many processes several times in a row, some runs under load.
 
     python -m tests.steady [--runs 10] [--load 4] [--loaded 4] [--json] [pytest's arguments]
 
-The last ``--loaded`` runs have ``--load`` busy processes beside them. Prints a line for each run
-and keeps the output of those that failed.
+``--load`` busy processes run beside each of the last ``--loaded`` runs. Prints a line for each run,
+and keeps the output of failed ones.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ ROOMS = (
     "malletrain/training",
     "integration",
 )
-"""Where many processes are at work at once. The days of users, containers and Slurm's clusters take
-longer and are in every check.
+"""Folders with tests of many simultaneous processes. The days of users, containers and Slurm's
+clusters take longer and are part of every check.
 """
 SELECTION = "not sites and not thorough and not gpu and not vllm"
-"""As in ``make test``."""
+"""Number of repetitions, as in ``make test``."""
 WORKERS = max(2, (5 * (os.cpu_count() or 1) + 1) // 2)
-"""As many as ``make test`` has."""
+"""Number of workers, as in ``make test``."""
 
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """``count`` processes that do nothing but work."""
+    """Run ``count`` busy processes during the block."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -51,7 +51,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def one_run(load: int, arguments: list[str]) -> tuple[dict[str, float], str]:
-    """Run the tests once beside ``load`` busy processes; return the numbers and the output."""
+    """Run the tests once beside ``load`` busy processes. Return the numbers and the output."""
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     rooms = [str(HERE / room) for room in ROOMS]
     argv += arguments or [
@@ -81,7 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--load", type=int, default=4, help="busy processes")
-    parser.add_argument("--loaded", type=int, default=4, help="how many of the runs have them")
+    parser.add_argument("--loaded", type=int, default=4, help="number of runs with that load")
     parser.add_argument("--json", action="store_true")
     options, arguments = parser.parse_known_args()
     logs = Path(tempfile.mkdtemp(prefix="steady-"))

@@ -1,4 +1,4 @@
-"""A process of another user of this host, for what must be kept from one."""
+"""A process of another user of this host, for tests of what that user must not reach."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 SOMEBODY = 4242
-"""Another user's number."""
+"""Id of the other user."""
 
 only_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="another user's process takes root to start"
@@ -30,9 +30,9 @@ os.setuid({SOMEBODY})
 def as_somebody(
     imports: str, script: str, *arguments: object
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A Python that imports as this user (the other one may have no way to the packages) and then
-    runs ``script`` as :data:`SOMEBODY`; it has ended when the block is left. Not a fork of this
-    process, whose threads may hold locks.
+    """Run ``script`` as :data:`SOMEBODY` in a Python that imports its modules as this user, because
+    the other user may not have access to the packages. It ends with the block. It is not a fork of
+    this process, whose threads may hold locks.
     """
     argv = [sys.executable, "-c", f"{imports}{_BECOME}{script}", *map(str, arguments)]
     process = subprocess.Popen(argv, cwd=Path(__file__).parents[1])

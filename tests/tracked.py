@@ -1,4 +1,4 @@
-"""What the tools that follow trainings have stored: W&B offline, MLflow on a store of files,
+"""Reads the data that experiment trackers have stored: W&B offline, MLflow with a store of files,
 TensorBoard.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def wandb_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of an offline run, a log of LevelDB's: each record has a checksum, its length
-    and whether it is whole before it; the first begins after seven bytes.
+    """Return the rows of an offline run, a log in LevelDB's format: before each record are its
+    checksum, its length and whether it is complete. The first record begins after seven bytes.
     """
     from wandb.proto import wandb_internal_pb2
 
@@ -20,7 +20,7 @@ def wandb_rows(file: Path) -> list[dict[str, Any]]:
     while at + 7 <= len(data):
         length, kind = struct.unpack_from("<HB", data, at + 4)
         if at + 7 + length > len(data):
-            break  # the last one of a process that was killed
+            break  # the last record of a process that was killed
         assert kind == 1, "short records are whole"
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data[at + 7 : at + 7 + length])
@@ -32,16 +32,16 @@ def wandb_rows(file: Path) -> list[dict[str, Any]]:
 
 
 _STEPS = ("step", "trainer/global_step", "train/global_step")
-"""What scripts, Lightning and Trainer call the step in a row of W&B."""
+"""Keys of the step in a row of W&B, as scripts, Lightning and Trainer name it."""
 _OF_PROCESS = ("runtime", "per_second", "flos", "grad_norm", "train_loss")
-"""Parts of the names of values that Trainer computes from the start of its process on, or from the
+"""Parts of the names of values that Trainer computes from the start of its process, or from the
 share of a rank.
 """
 
 
 def tensorboard_rows(folder: Path) -> list[tuple[str, int, float]]:
-    """The scalars in ``folder`` as TensorBoard shows them, (tag, step, value): a writer that begins
-    with a step replaces what earlier ones have written from that step on.
+    """Return the scalars in ``folder`` as TensorBoard shows them, (tag, step, value). A writer that
+    begins at a step replaces the values of earlier writers from that step on.
     """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
@@ -61,8 +61,8 @@ def tensorboard_rows(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def tracked(folder: Path) -> dict[str, str]:
-    """What the tools have stored below ``folder``, a line for each value, by the tool's name;
-    nothing where none was used. A line begins with the number of its run.
+    """Return the stored values below ``folder``, one line each, by the tool's name; no entry for a
+    tool that was not used. A line begins with the number of its run.
     """
     by_tool = {}
     if offline := sorted(folder.glob("wandb/offline-run-*/*.wandb")):

@@ -1,8 +1,7 @@
-"""How long the tests wait for what must happen.
+"""Waits of the tests. No test depends on the speed of the machine.
 
-No test depends on how fast the machine is. A wait ends when its condition holds; its bound is far
-beyond what the busiest machine needs, and below pytest's own limit (setup.cfg), so that a failure
-says what did not happen.
+A wait ends when its condition is true. Its limit is far above what the busiest machine needs, and
+below pytest's own limit (setup.cfg), so that a failure says what did not happen.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from tests.last_words import without_frames
 T = TypeVar("T")
 
 PATIENCE_S = 400.0
-"""Seconds until a wait is in vain."""
+"""Maximum duration of a wait, seconds."""
 
 NEVER_S = 3600.0
-"""Seconds of a limit of the product that no healthy run may reach."""
+"""A limit of the product that no healthy run may reach, seconds."""
 
 
 def until(
@@ -32,10 +31,10 @@ def until(
     """Poll until ``condition()`` is true; return its value.
 
     Args:
-        condition: what is waited for.
+        condition: the condition.
         what: the same as a sentence, for the failure.
-        pause_s: seconds between two looks.
-        details: what the failure shows, such as the end of a log.
+        pause_s: time between two polls, seconds.
+        details: returns what the failure shows, such as the end of a log.
     """
     deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
@@ -47,7 +46,7 @@ def until(
 
 
 def readable(source: Any, patience_s: float = PATIENCE_S) -> bool:
-    """Whether there is something to read within ``patience_s`` seconds. Any descriptor number works
-    (``select.select`` refuses those above 1,023).
+    """Return whether there is something to read within ``patience_s`` seconds. Any descriptor
+    number works (``select.select`` refuses those above 1,023).
     """
     return bool(wait([source], patience_s))

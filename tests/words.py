@@ -1,8 +1,8 @@
-"""``python -m tests.words``: names that this project does not use, and docstrings that do not begin
-with the imperative; part of ``make lint``.
+"""``python -m tests.words``: finds names that this project does not use, and docstrings that do not
+begin with the imperative; part of ``make lint``.
 
-Names of data are nouns: what a value is, and not that it was found, told or kept. Metaphors have
-given way to the field's terms (docs/glossary.md).
+Names of data are nouns for what a value is, not participles such as found, told or kept. The
+field's terms replace metaphors (docs/glossary.md).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ THIRD_PERSON = frozenset(
         *("Returns", "Sends", "Simulates", "Starts", "Submits", "Writes", "Yields"),
     )
 )
-"""First words of docstrings of functions, which say what to do: "Return", not "Returns"."""
+"""First words of docstrings of functions that are not imperative: "Return", not "Returns"."""
 PARTICIPLES = frozenset(
     ("asked", "found", "given", "held", "kept", "known", "left", "said", "told", "wanted")
 )
 
 
 def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """The names that a module gives, with their lines."""
+    """Return the names that a module defines, with their lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, node.lineno
@@ -59,7 +59,9 @@ def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def indicative_docstrings(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """The first words of docstrings of functions that are not imperative, with their lines."""
+    """Return the first words of docstrings of functions that are not imperative, with their
+    lines.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             word = (ast.get_docstring(node) or "").partition(" ")[0]
@@ -68,7 +70,7 @@ def indicative_docstrings(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def problems(path: Path) -> Iterator[str]:
-    """What is wrong in one file, as sentences."""
+    """Return the problems of one file, as sentences."""
     place, tree = path.relative_to(ROOT), ast.parse(path.read_text("utf-8"))
     if path.stem in GONE_MODULES:
         yield f"{place}: the name of this module has a successor, see docs/glossary.md."
@@ -79,11 +81,11 @@ def problems(path: Path) -> Iterator[str]:
         if bare in GONE:
             yield f"{place}:{line}: {name} has a successor, see docs/glossary.md."
         elif bare in PARTICIPLES:
-            yield f"{place}:{line}: {name} says what was done; name what the value is."
+            yield f"{place}:{line}: {name} is a participle; name what the value is."
 
 
 def main() -> int:
-    """Print all problems; 1 if there are any."""
+    """Print all problems. Return 1 if there are any."""
     sentences = [
         problem
         for package in PACKAGES

@@ -1,4 +1,4 @@
-"""What MalleTrain and torchrun start; the same as the command ``windsr``.
+"""The script that MalleTrain and torchrun start; it does the same as the command ``windsr``.
 
 malletrain submit --nodes 1:8 jobscripts/windsr/job.py train FOLDER
 """

@@ -56,10 +56,10 @@ class StackReader:
             task.cancel()
 
     async def _answer(self, message: ShowStacks, directory: Path, ranks: Mapping[int, int]) -> None:
-        workers = await asyncio.to_thread(holders, directory)
+        workers = await asyncio.to_thread(stack_file_holders, directory)
         sizes = {path: _size(path) for path in workers}
         for pid in workers.values():
-            if ready(pid):
+            if handles_signal(pid):
                 with contextlib.suppress(OSError):
                     os.kill(pid, STACKS_SIGNAL)
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class StackReader:
             self._send(Stacks(message.job, message.generation, rank, own, state, text))
 
 
-def holders(directory: Path) -> dict[Path, int]:
+def stack_file_holders(directory: Path) -> dict[Path, int]:
     """Return the process that has each stack file open, by file. The process id is that of this
     process's namespace, which may differ from the one in the file's name.
     """
@@ -104,7 +104,7 @@ def holders(directory: Path) -> dict[Path, int]:
     return pid_by_path
 
 
-def ready(pid: int) -> bool:
+def handles_signal(pid: int) -> bool:
     """Return whether a process has a handler for the signal (proc_pid_status(5), SigCgt)."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

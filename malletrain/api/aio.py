@@ -37,9 +37,9 @@ from malletrain.protocol.views import (
     TaskView,
     UsageView,
 )
-from malletrain.submission.again import requeued
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.goals import changes_of
+from malletrain.submission.resubmission import requeued
 from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
@@ -281,7 +281,14 @@ class AsyncJob:
     async def logs(
         self, *, follow: bool = False, rank: int = 0, launcher: bool = False, service: bool = False
     ) -> AsyncIterator[str]:
-        """Yield its output, line by line: ``async for line in job.logs(follow=True)``."""
+        """Yield its output, line by line: ``async for line in job.logs(follow=True)``.
+
+        Args:
+            follow: continue over every rescale until the job has ended.
+            rank: global rank of the worker.
+            launcher: the launcher's log instead.
+            service: the logs of a service's processes instead.
+        """
         tail = LogTail(self.id, stream_of(rank, launcher, service), follow)
         async for line in self._lines(tail):
             yield line
@@ -381,7 +388,13 @@ class AsyncJob:
     async def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
     ) -> JobView:
-        """Change its goals; the arguments are the options of ``malletrain extend``."""
+        """Change its goals. An argument that is None changes nothing; ``"none"`` removes a goal.
+
+        Args:
+            deadline: time by which the job is to complete, as for ``malletrain extend``.
+            budget: maximum charge, such as ``"200nh"``, or ``"+50nh"`` to add to the present one.
+            work: total number of samples.
+        """
         changes = changes_of(deadline, budget, work)
         return await self._session.do(operations.extend(self.id, **changes))
 
@@ -403,6 +416,11 @@ class AsyncJob:
 
 async def wait_for(session: ClientSession, jobs: Sequence[AsyncJob], timeout: float | None) -> None:
     """Wait until all these jobs have ended.
+
+    Args:
+        session: connection to the daemon.
+        jobs: the jobs.
+        timeout: time limit, seconds; None: none.
 
     Raises:
         TimeoutError: some have not ended after ``timeout`` seconds.

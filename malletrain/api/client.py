@@ -288,9 +288,14 @@ class Client:
     def events(
         self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
     ) -> list[EventView]:
-        """Return events of the audit log with ``seq > since``, the oldest first. A negative
-        ``since`` is the number of newest events to return. If there are none, waits up to
-        ``wait_s`` seconds for one.
+        """Return events of the audit log, the oldest first.
+
+        Args:
+            since: return events with a higher ``seq``. If negative, return that number of newest
+                events.
+            limit: maximum number of events.
+            job: id or name of a job; None: events of all jobs.
+            wait_s: if there are no events, wait this long for one, seconds.
         """
         return finish(self._client.events(since=since, limit=limit, job=job, wait_s=wait_s))
 

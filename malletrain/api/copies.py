@@ -54,12 +54,18 @@ def snapshot_of(detail: JobDetail, daemon: str) -> str:
 def export_weights(
     detail: JobDetail, daemon: str, out: str | os.PathLike[str] | None, name: str
 ) -> Path:
-    """Write the weights of the model ``name`` as safetensors; return the file. Needs torch.
-    ``daemon``: see :func:`snapshot_of`.
+    """Write the weights of a model as safetensors. Return the file. Needs torch.
+
+    Args:
+        detail: the job.
+        daemon: see :func:`snapshot_of`.
+        out: the file; None: the job's name with the suffix ``.safetensors``, in the current
+            directory.
+        name: name of the model in the snapshot.
 
     Raises:
-        malletrain.training.snapshot_file.SnapshotError: there is no good snapshot, or no such
-            model in it.
+        malletrain.training.snapshot_file.SnapshotError: there is no good snapshot, or no such model
+        in it.
     """
     from malletrain.training.export import read_weights, write_safetensors
 
@@ -81,12 +87,17 @@ class _Replaced(Exception):
 
 
 def copy_snapshot(detail: JobDetail, daemon: str, folder: Path) -> list[Path]:
-    """Copy the newest snapshot of a job of ``daemon``; return the file, and the folder of its
-    shards if it has any. An earlier copy in ``folder`` is replaced once the new one is whole.
+    """Copy the newest snapshot of a job. Return the file, and the folder of its shards if it has
+    any. An earlier copy in ``folder`` is replaced once the new one is complete.
+
+    Args:
+        detail: the job.
+        daemon: see :func:`snapshot_of`.
+        folder: where to copy to.
 
     Raises:
         malletrain.training.snapshot_file.SnapshotError: there is no snapshot, ``folder`` is where
-            the job writes it, or it is written faster than it can be copied.
+        the job writes it, or it is written faster than it can be copied.
         OSError: a file cannot be read or written.
     """
     from malletrain.training.snapshot_file import SnapshotError

@@ -41,10 +41,13 @@ def crc32c(data: bytes) -> int:
 
 
 def write_events(folder: Path, detail: JobDetail, series: Iterable[MetricSeries]) -> Path:
-    """Write a run of this job below ``folder``, replacing an earlier one; return the file.
+    """Write a run of this job, and replace an earlier one. Return the file. The step of a value is
+    the script's own step count, else the number of samples processed by then.
 
-    The step of a value is the script's own step count, else the number of samples processed by
-    then.
+    Args:
+        folder: folder of the runs.
+        detail: the job.
+        series: its metrics.
     """
     job = detail.job
     run = folder / f"{job.name}-{job.id}"

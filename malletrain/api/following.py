@@ -84,7 +84,13 @@ class Endings:
 
 
 class LogTail:
-    """A log, read from its beginning on, line by line."""
+    """A log, read from its beginning, line by line.
+
+    Args:
+        job: id or name of the job.
+        stream: name of the log (:func:`stream_of`).
+        follow: whether to continue until the job has ended.
+    """
 
     def __init__(self, job: str, stream: str, follow: bool) -> None:
         self.over = False
@@ -119,7 +125,13 @@ class LogTail:
 
 
 def stream_of(rank: int, launcher: bool, service: bool) -> str:
-    """Return the name of the log of a rank, of the launcher or of a service."""
+    """Return the name of a log.
+
+    Args:
+        rank: global rank of the worker.
+        launcher: whether it is the launcher's log.
+        service: whether it is that of a service's processes.
+    """
     return "launcher" if launcher else "service" if service else f"rank{rank}"
 
 

@@ -46,6 +46,12 @@ def function_spec(
     """Return the job that calls ``function``. Writes the pickled function into a new folder below
     the job's working directory.
 
+    Args:
+        function: the function.
+        args: its positional arguments.
+        named: its keyword arguments.
+        options: options of the job.
+
     Raises:
         TypeError: the function does not take these arguments, or they cannot be pickled.
         SpecError: an option is invalid.
@@ -91,6 +97,11 @@ def check_arguments(
     function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> None:
     """Check that the function takes these arguments.
+
+    Args:
+        function: the function.
+        args: its positional arguments.
+        named: its keyword arguments.
 
     Raises:
         TypeError: it does not, or would take an option of jobs as a ``**`` argument.

@@ -123,7 +123,14 @@ class FunctionExecutor(Executor):
         named: dict[str, Any],
         options: FunctionOptions,
     ) -> FunctionFuture[R]:
-        """Same as :meth:`submit`, with additional options of this job."""
+        """Call a function on a node, like :meth:`submit`, with additional options of this job.
+
+        Args:
+            function: the function.
+            args: its positional arguments.
+            named: its keyword arguments.
+            options: options of the job.
+        """
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("This executor was shut down; make another.")

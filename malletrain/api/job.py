@@ -80,8 +80,13 @@ def job_html(detail: JobDetail, metrics: Mapping[str, MetricSeries], now: float)
 
 
 def scale(rescales: Sequence[RescaleView], end: float, holds: bool) -> list[Point]:
-    """Return the number of nodes over time as (time, nodes), up to ``end``; ``holds``: whether the
-    job has nodes then."""
+    """Return the number of nodes over time as (time, nodes).
+
+    Args:
+        rescales: rescales of the job, in order of time.
+        end: time of the last point, seconds since the epoch.
+        holds: whether the job has nodes at ``end``.
+    """
     points = [(step.ended or step.began, float(step.to_nodes)) for step in rescales]
     if not points:
         return []
@@ -251,8 +256,12 @@ class Job:
     def copy(
         self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
     ) -> list[Path]:
-        """Copy its newest snapshot and its logs into ``folder``, as ``malletrain cp``; return the
-        files.
+        """Copy its newest snapshot and its logs, as ``malletrain cp`` does. Return the files.
+
+        Args:
+            folder: where to copy to.
+            snapshot: whether to copy the snapshot.
+            logs: whether to copy the logs.
 
         Raises:
             malletrain.training.snapshot_file.SnapshotError: there is no snapshot.
@@ -287,8 +296,10 @@ class Job:
         next_count: int = 1,
         expires_s: float | None = None,
     ) -> str:
-        """Set what nodes are worth to it, if it is a service. See
-        :meth:`malletrain.Client.worth`.
+        """Set what nodes are worth to it, if it is a service.
+
+        Args:
+            values, next_each, next_count, expires_s: see :meth:`malletrain.Client.worth`.
         """
         return finish(
             self.coroutines.worth(
@@ -315,7 +326,13 @@ class Job:
     def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
     ) -> JobView:
-        """Change its goals; the arguments are the options of ``malletrain extend``."""
+        """Change its goals. An argument that is None changes nothing; ``"none"`` removes a goal.
+
+        Args:
+            deadline: time by which the job is to complete, as for ``malletrain extend``.
+            budget: maximum charge, such as ``"200nh"``, or ``"+50nh"`` to add to the present one.
+            work: total number of samples.
+        """
         return finish(self.coroutines.extend(deadline=deadline, budget=budget, work=work))
 
     def scale(self, nodes: int | str | tuple[int, int]) -> str:

@@ -49,11 +49,19 @@ LAST_WORDS = 1000
 
 class MapResults(Iterator[R], Generic[R]):
     """Results of a function for each item. As a context manager, it cancels the farm when the block
-    is left before all results are there.
+    ends before all results have arrived.
 
     ``next()`` raises what the function raised for an item, with the traceback on the node as the
     cause, and :class:`malletrain.training.functions.FunctionLost` if its process died. The results
-    of the other items can be taken all the same.
+    of the other items remain available.
+
+    Args:
+        client: the client that submitted the farm.
+        job: the farm; None if there are no items.
+        folder: its folder.
+        sizes: number of items of each task.
+        ordered: whether results are in the order of the items; if not, in the order of arrival.
+        progress: called with the numbers of finished and of all items.
     """
 
     def __init__(
@@ -195,7 +203,13 @@ def start_map(
     progress: Callable[[int, int], None] | None,
     options: Mapping[str, Any],
 ) -> MapResults[R]:
-    """Submit a farm that calls ``function`` for each item. See :meth:`malletrain.Client.map`."""
+    """Submit a farm that calls a function for each item.
+
+    Args:
+        client: submits the farm.
+        function, items, ordered, chunk, progress: see :meth:`malletrain.Client.map`.
+        options: options of the farm.
+    """
     values = list(items)
     if not values:
         return MapResults(client, None, Path(), [], ordered, progress)

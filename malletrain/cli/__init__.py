@@ -13,7 +13,7 @@ from malletrain import __version__
 from malletrain.cli.assess import assess
 from malletrain.cli.check import check
 from malletrain.cli.cluster import cluster
-from malletrain.cli.common import Sentences
+from malletrain.cli.common import CommandGroup
 from malletrain.cli.cp import cp
 from malletrain.cli.daemon import agent, daemon
 from malletrain.cli.db import db
@@ -43,7 +43,7 @@ from malletrain.cli.web import web
 
 
 @click.group(
-    cls=Sentences,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="malletrain")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import Refused, Sentences, config_option, json_option, print_json, say
+from malletrain.cli.common import CommandGroup, Refused, config_option, json_option, print_json, say
 from malletrain.cli.daemon import load, missing
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SLACK_S = 30.0
 """Maximum time for the cluster to end beyond its grace time, seconds."""
 
 
-@click.group(cls=Sentences)
+@click.group(cls=CommandGroup)
 def cluster() -> None:
     """Show or stop the embedded cluster.
 

@@ -33,11 +33,11 @@ class Refused(click.ClickException):
     exit_code = REFUSED
 
 
-class Away(Refused):
+class DaemonUnreachable(Refused):
     """The daemon could not be reached, or the connection broke before it answered."""
 
 
-class _Sentenced(click.Command):
+class _ReportingCommand(click.Command):
     """A command whose errors are one sentence on stderr, never a traceback.
 
     With MALLETRAIN_DEBUG set in the environment an unexpected error shows its traceback, for a bug
@@ -92,11 +92,11 @@ class _Sentenced(click.Command):
             return 0
 
 
-class SentenceCommand(_Sentenced):
+class ConsoleCommand(_ReportingCommand):
     """A command that is also a console script."""
 
 
-class Sentences(_Sentenced, click.Group):
+class CommandGroup(_ReportingCommand, click.Group):
     """A group of commands."""
 
 
@@ -151,11 +151,11 @@ def connect(state_dir: Path | None) -> Connection:
     try:
         return Connection.of(state_dir)
     except ClientError as error:
-        raise Away(str(error)) from None
+        raise DaemonUnreachable(str(error)) from None
 
 
 @contextlib.contextmanager
-def asking(state_dir: Path | None) -> Any:
+def client_of(state_dir: Path | None) -> Any:
     """Yield a client; a refusal of the daemon becomes a sentence and its exit code."""
     from malletrain.client import ClientError
 
@@ -172,7 +172,7 @@ def refusal(error: Any) -> click.ClickException:
     """Return the exception that ends the command, for an error of the client."""
     if error.code == "usage":
         return click.UsageError(str(error), click.get_current_context(silent=True))
-    return Away(str(error)) if error.code == "unreachable" else Refused(str(error))
+    return DaemonUnreachable(str(error)) if error.code == "unreachable" else Refused(str(error))
 
 
 def print_json(data: object) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import Refused, asking, json_option, print_json, state_dir_option
+from malletrain.cli.common import Refused, client_of, json_option, print_json, state_dir_option
 from malletrain.cli.completion import folders, job_names
 
 
@@ -36,7 +36,7 @@ def cp(
 
     both = not (snapshot or logs)
     try:
-        with asking(state_dir) as client:
+        with client_of(state_dir) as client:
             source = AsyncJob(BlockingSession(lambda: client), client.job(job).job)
             files = finish(source.copy(folder, snapshot=snapshot or both, logs=logs or both))
     except SnapshotError as error:

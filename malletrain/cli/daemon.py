@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import Refused, SentenceCommand, config_option
+from malletrain.cli.common import ConsoleCommand, Refused, config_option
 
 
-@click.command(cls=SentenceCommand)
+@click.command(cls=ConsoleCommand)
 @config_option("Configuration of the site (TOML).")
 def daemon(config_file: Path) -> None:
     """Run the daemon until it gets SIGTERM or SIGINT. Jobs continue without it; the next daemon of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from malletrain.cli.common import Refused, Sentences, config_option
+from malletrain.cli.common import CommandGroup, Refused, config_option
 from malletrain.cli.daemon import load, missing
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 config_file = config_option("Configuration of the site (TOML), which names the database.")
 
 
-@click.group(cls=Sentences)
+@click.group(cls=CommandGroup)
 def db() -> None:
     """Back up, restore, check and export the daemon's database.
 

@@ -11,7 +11,7 @@ import click
 
 from malletrain.cli.common import (
     Refused,
-    asking,
+    client_of,
     json_option,
     print_json_line,
     print_text,
@@ -95,7 +95,7 @@ def events(
         raise click.UsageError("--output is for --as-trace; for events use > FILE.")
     if as_trace and (follow or job or last or since or as_json):
         raise click.UsageError("A trace is made of all events; give --as-trace without a filter.")
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         if as_trace:
             _write_trace(client, output)
             return

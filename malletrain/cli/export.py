@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import Away, Refused, asking, state_dir_option
+from malletrain.cli.common import DaemonUnreachable, Refused, client_of, state_dir_option
 from malletrain.cli.completion import job_names
 
 
@@ -94,10 +94,10 @@ def _snapshot_of(job: str, state_dir: Path | None) -> str:
     if os.sep in job or os.path.isfile(job):
         return path_of(job)
     try:
-        with asking(state_dir) as client:
+        with client_of(state_dir) as client:
             view = client.job(job)
             daemon = daemon_of(client.status().boot)
-    except (Away, Refused) as error:
+    except (DaemonUnreachable, Refused) as error:
         try:
             return path_of(job)  # a job of another daemon, or of one that does not run
         except SnapshotError:
@@ -111,7 +111,7 @@ def _export_metrics(
     from malletrain.api.event_files import write_events
     from malletrain.api.series import JobMetrics, write_csv
 
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         detail = client.job(job)
         metrics = JobMetrics(client.metrics(detail.job.id))
     if not metrics:

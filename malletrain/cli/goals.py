@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from malletrain.cli.common import asking, json_option, print_json, say, state_dir_option
+from malletrain.cli.common import client_of, json_option, print_json, say, state_dir_option
 from malletrain.cli.completion import job_names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,7 +87,7 @@ def extend(
         changes = changes_of(deadline, budget, work)
     except SpecError as error:
         raise click.UsageError(str(error)) from None
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         view = client.extend(job, **changes)
     if as_json:
         print_json(view)

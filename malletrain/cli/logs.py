@@ -11,7 +11,7 @@ import click
 
 from malletrain.cli.common import (
     Refused,
-    asking,
+    client_of,
     json_option,
     print_json_line,
     say,
@@ -97,12 +97,12 @@ def logs(
     1 it failed, 3 it was cancelled.
     """
     if task is not None:
-        with asking(state_dir) as client:
+        with client_of(state_dir) as client:
             code = print_log(client, job, task, follow)
         click.get_current_context().exit(code)
     stream = "launcher" if launcher else "service" if service else f"rank{rank}"
     cursor, wrote, newline, code, name = "", False, True, 0, job
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         if follow:  # by its id, because the name may refer to another job by the time it has ended
             detail = client.job(job)
             _refuse_farm(detail, stream)

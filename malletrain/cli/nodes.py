@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import asking, json_option, print_json, print_text, state_dir_option
+from malletrain.cli.common import client_of, json_option, print_json, print_text, state_dir_option
 
 
 @click.command()
@@ -34,7 +34,7 @@ def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
     """
     from malletrain.render import tables
 
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         rows = client.nodes(explain=explain)
         names = {} if as_json else {j.id: j.name for j in client.jobs()}
     if as_json:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from malletrain.cli.common import asking, refusal, say, state_dir_option
+from malletrain.cli.common import client_of, refusal, say, state_dir_option
 
 EVERY_NODE = "*"
 NAMES_BYTES = 256 * 1024
@@ -51,7 +51,7 @@ def _send(state_dir: Path | None, op: str, **params: Any) -> None:
     from malletrain.client import ClientError
 
     chunks, refused = _split_names(params.get("nodes", ())), []
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         for nodes in chunks:
             arguments = {**params, "nodes": nodes} if nodes else params
             try:
@@ -179,7 +179,7 @@ def reload(state_dir: Path | None) -> None:
       malletrain check --config site.toml && malletrain reload
       systemctl reload malletrain
     """
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         reply = client.call("reload", {}, changes=True)
     click.echo(reply["sentence"])
     for name, title in (

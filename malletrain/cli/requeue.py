@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import Refused, asking, json_option, print_json, say, state_dir_option
+from malletrain.cli.common import Refused, client_of, json_option, print_json, say, state_dir_option
 from malletrain.cli.completion import job_names
-from malletrain.cli.moments import moment
+from malletrain.cli.past_times import past_time
 
 
 class _ScriptArgumentsCommand(click.Command):
@@ -28,7 +28,7 @@ class _ScriptArgumentsCommand(click.Command):
 @click.option(
     "--since",
     metavar="TIME",
-    callback=lambda ctx, param, text: None if text is None else moment(text),
+    callback=lambda ctx, param, text: None if text is None else past_time(text),
     help='With --failed: only those that ended after that time: "2 d" ago, or 2026-01-31.',
 )
 @state_dir_option
@@ -57,14 +57,14 @@ def requeue(
 
     from malletrain.identity.keys import user_name
     from malletrain.protocol.messages import JobSpec
-    from malletrain.submission.again import omissions, requeued
     from malletrain.submission.error import SpecError
+    from malletrain.submission.resubmission import omissions, requeued
 
     if bool(jobs) == failed or (since is not None and not failed):
         raise click.UsageError("Name the jobs, or give --failed (and --since with it).")
     more: tuple[str, ...] = ctx.obj
     new_jobs = []
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         if failed:
             originals = [
                 job

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import asking, state_dir_option
+from malletrain.cli.common import client_of, state_dir_option
 from malletrain.cli.completion import job_names
 
 
@@ -33,7 +33,7 @@ def scale(job: str, nodes: str, state_dir: Path | None) -> None:
         low, high = parse_nodes(nodes)
     except SpecError as error:
         raise click.UsageError(str(error)) from None
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         limits = {"job": job, "min_nodes": low, "max_nodes": high}
         reply = client.call("scale", limits, changes=True)
     click.echo(reply["sentence"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import asking, json_option, print_json, state_dir_option
+from malletrain.cli.common import client_of, json_option, print_json, state_dir_option
 from malletrain.cli.completion import job_names
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def members(job: str, key: bool, follow: bool, state_dir: Path | None, as_json: 
     """
     if key and follow:
         raise click.UsageError("--key does not change; leave --follow out.")
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         view = client.members(job)
         if key and not as_json:
             click.echo(view.key)
@@ -129,7 +129,7 @@ def worth(
     if not any(ways):
         if count is not None or expires is not None:
             raise click.UsageError("--count and --expires belong to a value; give one.")
-        with asking(state_dir) as client:
+        with client_of(state_dir) as client:
             view = client.members(job)
         if as_json:
             print_json(view)
@@ -142,7 +142,7 @@ def worth(
     expires_s, next_count = _seconds(expires), 1 if count is None else count
     from malletrain.client import operations
 
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         sentence = client.do(
             operations.worth(
                 job, by_nodes, next_each=each, next_count=next_count, expires_s=expires_s

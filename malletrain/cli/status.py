@@ -12,7 +12,7 @@ import click
 
 from malletrain.cli.common import (
     Refused,
-    asking,
+    client_of,
     json_option,
     print_json,
     print_json_line,
@@ -21,7 +21,7 @@ from malletrain.cli.common import (
 )
 from malletrain.cli.completion import job_names
 from malletrain.cli.exit_codes import EXIT_CODES, exit_code
-from malletrain.cli.moments import moment
+from malletrain.cli.past_times import past_time
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -69,7 +69,7 @@ def _states(text: str | None) -> tuple[str, ...]:
 @click.option(
     "--since",
     metavar="TIME",
-    callback=lambda ctx, param, text: None if text is None else moment(text),
+    callback=lambda ctx, param, text: None if text is None else past_time(text),
     help='Only jobs that had not ended at that time: "2 d" ago, or 2026-01-31.',
 )
 @click.option(
@@ -119,7 +119,7 @@ def status(
 
     from malletrain.render import tables
 
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         if watch:
             click.get_current_context().exit(_watch(client, job, as_json))
         now = client.status()
@@ -215,7 +215,7 @@ def show(
     if plots:
         _plot(job, plots, over, state_dir, as_json)
         return
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         detail = client.job(job)
         view = None
         if detail.spec.get("farm") is not None:
@@ -236,7 +236,7 @@ def _plot(
     from malletrain.render.console import console
     from malletrain.render.curves import curve
 
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         by_name = {series.name: series for series in client.metrics(job)}
     if missing := [name for name in names if name not in by_name]:
         there = f"it has {', '.join(sorted(by_name))}" if by_name else "it has none yet"

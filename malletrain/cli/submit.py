@@ -10,7 +10,7 @@ import click
 
 from malletrain.cli.common import (
     REFUSED,
-    asking,
+    client_of,
     json_option,
     print_json,
     say,
@@ -305,7 +305,7 @@ def submit(
         line = line_of(ctx, error.options)
         where = f"{script} line {line}: " if line is not None else ""
         raise click.UsageError(f"{where}{error}", ctx) from None
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         if resume_from is not None:
             spec = resuming(spec, file or client.job(resume_from).job.id)
         spec = with_snapshots_bound(spec)
@@ -326,7 +326,7 @@ def _exit_code(ended: Sequence[JobView], state_dir: Path | None) -> int:
     """Return the exit code after waiting for these jobs; for a single failed job, its script's."""
     if len(ended) > 1 or ended[0].state != "failed":
         return exit_code(job.state for job in ended)
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         events = client.events(since=-LAST_EVENTS, job=ended[0].id)
     return exit_code_of_failed(e for e in events if e.kind == EventKind.WORKERS_FAILED)
 
@@ -405,7 +405,7 @@ def cancel(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None
       malletrain cancel train
       malletrain cancel j3 j4 j5
     """
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         results = client.cancel(jobs)
     if as_json:
         print_json({"results": results})

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from malletrain.cli.common import (
+    CommandGroup,
     Refused,
-    Sentences,
-    asking,
+    client_of,
     json_option,
     print_json,
     print_text,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group(cls=Sentences)
+@click.group(cls=CommandGroup)
 def sweep() -> None:
     """Search for good parameters or architectures: many trials of one script.
 
@@ -85,7 +85,7 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         made = load_sweep(file, name)
         for sentence in check(made):
             click.echo(sentence, err=True)
-        with asking(state_dir) as client:
+        with client_of(state_dir) as client:
             client.status()  # report a missing daemon before anything is stored
         home = _home(state_dir)
         url = storage_url(storage or made.sweep.storage, home)

@@ -18,7 +18,7 @@ import click
 
 from malletrain.cli.common import (
     Refused,
-    asking,
+    client_of,
     json_option,
     print_json,
     print_json_line,
@@ -91,7 +91,7 @@ def tasks(
     """
     from malletrain.render import farms
 
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         if follow:
             click.get_current_context().exit(_follow(client, farm, as_json))
         if csv_file is not None:
@@ -230,7 +230,7 @@ def retry(
 
     if failed == bool(numbers):
         raise click.UsageError("Give the numbers of failed tasks, or --failed for all.")
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         count = client.do(operations.retry(farm, numbers=numbers, state="failed" if failed else ""))
     if as_json:
         print_json({"retried": count})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import Refused, asking, state_dir_option
+from malletrain.cli.common import Refused, client_of, state_dir_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,7 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
             "status' in a pipe."
         )
     screen = Screen()
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         follower = Follower(screen, client, all_nodes=all_nodes)
         follower.look()
     if once:
@@ -188,7 +188,7 @@ class Watcher(threading.Thread):
 
         while not self._over:
             try:
-                with asking(self._state_dir) as client:
+                with client_of(self._state_dir) as client:
                     self._follower.client = client
                     while not self._over:
                         self._put(self._follower.ask())

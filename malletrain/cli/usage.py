@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from malletrain.cli.common import asking, json_option, print_json, print_text, state_dir_option
+from malletrain.cli.common import client_of, json_option, print_json, print_text, state_dir_option
 
 
 class _Date(click.DateTime):
@@ -88,7 +88,7 @@ def usage(
     if len(between) == 2 and between["since"] >= between["until"]:
         raise click.UsageError("--since is not before --until.")
     apart = [word for word in WORDS if word in (by or WORDS[:1])]
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         rows = render.added_up(client.usage(**between), apart)
     if as_json:
         print_json(rows)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import Away, asking, json_option, print_json, say, state_dir_option
+from malletrain.cli.common import (
+    DaemonUnreachable,
+    client_of,
+    json_option,
+    print_json,
+    say,
+    state_dir_option,
+)
 from malletrain.cli.completion import job_names
 from malletrain.cli.exit_codes import EXIT_CODES, exit_code
 
@@ -43,7 +50,7 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
       malletrain wait train && python evaluate.py
       malletrain wait j3 j4 j5
     """
-    with asking(state_dir) as client:
+    with client_of(state_dir) as client:
         # A name may refer to another job by the time this one has ended.
         job_ids = list(dict.fromkeys(client.job(job).job.id for job in jobs))
     ended = until_ended(job_ids, state_dir, quiet=as_json)
@@ -77,9 +84,9 @@ def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> 
     away = False
     while waiting:
         try:
-            with asking(state_dir) as client:
+            with client_of(state_dir) as client:
                 look(client)
-        except Away as error:
+        except DaemonUnreachable as error:
             if not away:
                 say(f"{error.format_message()} Waiting for it to come back.")
             away = True

@@ -23,7 +23,7 @@ from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
-from malletrain.core.start_costs import LastingNodes
+from malletrain.core.start_costs import LongLivedNodes
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainer, Trainers
 
@@ -180,7 +180,7 @@ class Bidders:
         nodes: Mapping[str, PoolNode],
         now: float,
     ) -> list[Candidate]:
-        lasting = LastingNodes(nodes)
+        lasting = LongLivedNodes(nodes)
         # A guarantee is of no use to a job whose nodes would be gone before it is ready.
         starving = [c for c in self._queue.starving(candidates, now) if _is_startable(c, lasting)]
         bids = []
@@ -243,7 +243,7 @@ class Bidders:
         return job.rescaling or now < rest_until
 
 
-def _is_startable(c: Candidate, lasting: LastingNodes) -> bool:
+def _is_startable(c: Candidate, lasting: LongLivedNodes) -> bool:
     """Return whether enough nodes outlast a start of the job."""
     if c.start is None:
         return True

@@ -34,8 +34,8 @@ from enum import Enum
 MIN_FAILED_TASKS = 5
 """Number of different tasks in a row that fail on a worker before it is suspected, at first."""
 MIN_LAST_FAILED = 2
-"""Number of different tasks that have to fail, and none to succeed, on a worker before it is
-suspected at the end of a farm. A single one says nothing about its worker.
+"""Minimum number of different tasks that have failed on a worker, without any success, for a
+suspicion at the end of a farm. One failed task says nothing about its worker.
 """
 MAX_FAILED_TASKS = 320
 """Upper limit of that number, and maximum number of failures that are remembered of a worker."""
@@ -93,7 +93,7 @@ class _Worker:
     in_a_row: int = 0
     """Number of tasks in a row that had failed when it was suspected."""
     trial_at: float = 0.0
-    """Time from which on it gets a task although it is not trusted, seconds."""
+    """Time from which it gets a task although it is not trusted, seconds."""
     trial_s: float = FIRST_TRIAL_S
 
 
@@ -243,8 +243,8 @@ class FailingWorkers:
         return self._excuse(worker, failures)
 
     def _acquit(self, worker: str, failed: Iterable[int]) -> None:
-        """Trust the other workers again on which tasks failed that failed on this one, too. Call it
-        when a task succeeds on it: before, it may be unable to run any.
+        """Trust other workers again that failed the same tasks as this one. Call it when a task
+        succeeds on this worker: before that, it may be unable to run any.
         """
         for number in failed:
             for other in self._excused.get(number, ()):

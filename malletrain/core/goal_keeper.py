@@ -85,10 +85,12 @@ REVIEW_FRACTION = 0.05
 MAX_REVIEWS = 4
 """Maximum number of jobs reviewed in one decision step; those that waited longest come first."""
 NEED_TIME_FRACTION = 0.95
-"""Fraction of the time to the deadline within which a job must end at its need."""
+"""The need of a deadline is the number of nodes with which the job ends within this fraction of the
+remaining time.
+"""
 FIRST_MIN_TIGHTNESS, FIRST_MAX_NODE_FRACTION = 0.8, 0.25
 """A deadline at least this tight is served first if it needs at most this fraction of the nodes:
-later would be too late, and it costs the others little.
+waiting would make it too late, and it costs the others little.
 """
 NEWEST_SHARE_WEIGHT = 0.2
 """Weight of the newest value in the moving average of a job's fraction of the nodes."""
@@ -109,9 +111,9 @@ class GoalKeeper:
         self._moves = -1
         self._spends_at: dict[str, float] = {}
         self._admitted_of = 0
-        self._room: dict[str, float] = {}
-        """Class → available fraction of the nodes that are useful to the admitted deadlines
-        together.
+        self._useful_fraction: dict[str, float] = {}
+        """Class → its number of nodes divided by the number that admitted deadlines can use, at
+        most 1.
         """
 
     # --- events ---
@@ -373,7 +375,9 @@ class GoalKeeper:
             record.share = share + NEWEST_SHARE_WEIGHT * (min(1.0, current_nodes / nodes) - share)
         floor = 0.0
         if record.admitted and record.need is not None:
-            floor = max(record.need.nodes, self._room.get(node_class, 1.0) * record.need.useful)
+            floor = max(
+                record.need.nodes, self._useful_fraction.get(node_class, 1.0) * record.need.useful
+            )
         if node_class not in rivals:
             rivals[node_class] = self._places.rivals(node_class)
         share = max(fair_share(rivals[node_class], nodes), record.share or 0.0)
@@ -393,14 +397,14 @@ class GoalKeeper:
                 demand = DeadlineDemand(name, due - now, record.node_s, record.admitted)
                 groups.setdefault(self._places.class_of(record.job), []).append(demand)
         ranks: dict[str, int] = {}
-        self._room.clear()
+        self._useful_fraction.clear()
         for node_class, demands in groups.items():
             past, nodes = self.history.nodes(node_class), self.history.now(node_class)
             admitted = admit(demands, past, nodes)
             useful = sum(
                 need.useful for n in admitted if (need := self.records[n].need) is not None
             )
-            self._room[node_class] = min(1.0, nodes / max(1, useful))
+            self._useful_fraction[node_class] = min(1.0, nodes / max(1, useful))
             ranks.update(admitted)
         for name, record in self.records.items():
             need, nodes = record.need, self.history.now(self._places.class_of(record.job))

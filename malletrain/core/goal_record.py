@@ -115,7 +115,8 @@ class JobAccount:
         ends = sorted((max(now, hold.paid_until), hold.price) for hold in self.holds.values())
         if not ends:
             return math.inf
-        time, rate = ends[0][0], 0.0  # rate: of the nodes that cost something by then
+        # rate: sum of the prices of the nodes that are charged by then
+        time, rate = ends[0][0], 0.0
         if remaining_s <= 0:
             return time
         for end, price in [*ends, (math.inf, 0.0)]:

@@ -30,7 +30,7 @@ from allocator import (
 from malletrain.core.pools import Pool, PoolNode, pool_sizes
 from malletrain.core.reread_costs import with_reread
 from malletrain.core.settings import PlanningSettings
-from malletrain.core.start_costs import LastingNodes, StartCost, StartTerms
+from malletrain.core.start_costs import LongLivedNodes, StartCost, StartTerms
 from malletrain.core.trainers import Trainer
 
 
@@ -313,7 +313,7 @@ def _requests(
     ``current_nodes``: job → the nodes that it still has; ``rate_one``: assumed throughput of an
     unmeasured job on one node, samples/s.
     """
-    requests, lasting = [], LastingNodes(nodes)
+    requests, lasting = [], LongLivedNodes(nodes)
     for c in bidders:
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]

@@ -18,16 +18,16 @@ from dataclasses import replace
 from allocator import RescaleCost
 
 CHANGE = 0.1
-"""Relative change of an expected time from which plans are told of it."""
+"""Minimum relative change of an expected time that is reported to plans."""
 MAX_SHARE = 0.5
 """Maximum pause for reading again that counts, relative to the forward-looking time."""
 MIN_CHANGE_S = 1.0
-"""Change of an expected time below which plans are never told, seconds."""
+"""Minimum change of an expected time that is reported to plans, seconds."""
 
 
 def reread_s(present: Mapping[str, int], sample_s: float) -> dict[str, float]:
-    """Return the time in which the other nodes would read again what is in the memory of a node, by
-    node, seconds. A job's only node would read it itself, on another node.
+    """Return node → time in which the other nodes would read again the samples in its memory,
+    seconds. A job's only node would read them itself, on another node.
 
     Args:
         present: node of the job → number of samples in its memory.
@@ -49,8 +49,8 @@ def with_reread(cost: RescaleCost, reread: Sequence[float], t_fwd_s: float) -> R
     nodes, total_s = len(reread), sum(reread)
     if not total_s:
         return cost
-    # One node reads all samples in the sum times the readers of each; with one node more there are
-    # nodes + 1 readers of the share that the new node owns, 1 / (nodes + 1) of all samples.
+    # One node reads all samples in the sum times the readers of each. With one node more there are
+    # nodes + 1 readers of the new node's share, which is 1 / (nodes + 1) of all samples.
     growing_s = total_s * max(1, nodes - 1) / (nodes + 1) ** 2
     most_s = MAX_SHARE * t_fwd_s
     return replace(
@@ -61,8 +61,8 @@ def with_reread(cost: RescaleCost, reread: Sequence[float], t_fwd_s: float) -> R
 
 
 def differs(new: Mapping[str, float], old: Mapping[str, float]) -> bool:
-    """Return whether plans have to be told of new expected times. Nodes that one of both lacks
-    count as cold.
+    """Return whether new expected times must be reported to plans. A node that is missing in one of
+    the two has no data in it.
 
     Args:
         new, old: node → time in which its data would be read again, seconds.

@@ -32,7 +32,7 @@ class SizedJob:
     size: ModelSize
     """Size of its model, as stated by its owner."""
     storage: SiblingStorage
-    """Curves of jobs on the class of nodes on which it would run."""
+    """Curves of other jobs on the class of nodes on which this job would run."""
     costs: RescaleCosts
     """Assumed costs of its rescales."""
 

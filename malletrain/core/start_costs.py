@@ -28,8 +28,8 @@ PAYBACK_FACTOR = 4.0
 longer than the forward-looking time.
 """
 MAX_MEASURED = 9
-"""Number of measured starts of one job on one class of nodes whose median is expected of the next;
-older ones are dropped.
+"""Maximum number of measured starts of one job on one class of nodes; older ones are dropped. Their
+median is the expected start.
 """
 
 
@@ -83,7 +83,7 @@ def charged_s(start_s: float, t_fwd_s: float, horizon_s: float | None) -> float:
 
 @dataclass(frozen=True)
 class StartTerms:
-    """What the start of one job means for its bid in one pool."""
+    """The effect of the start of one job on its bid in one pool."""
 
     cost: RescaleCost
     """Pauses of its rescales there."""
@@ -91,7 +91,7 @@ class StartTerms:
     """Maximum number of nodes: its own, and those that outlast a start."""
 
 
-class LastingNodes:
+class LongLivedNodes:
     """How long the nodes of one plan are expected to last, by pool.
 
     Args:
@@ -110,7 +110,7 @@ class LastingNodes:
         t_fwd_s: float,
         base: RescaleCost,
     ) -> StartTerms:
-        """Return what a start means for a job.
+        """Return the effect of a start on the bid of a job.
 
         Args:
             pool: pool of nodes.

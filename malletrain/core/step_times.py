@@ -53,7 +53,7 @@ class RankTimes:
 
 
 class Bottleneck(Enum):
-    """What delays the steps of a job most."""
+    """The largest cause of delay in a job's steps."""
 
     DATA = "data"
     """All ranks wait for data."""
@@ -129,7 +129,7 @@ class StepBreakdown:
     and count as computing.
     """
     cause: Bottleneck
-    """What delays the steps most."""
+    """The largest cause of delay."""
     cause_share: float
     """Share of a step that the cause takes."""
     place: str = ""
@@ -142,7 +142,7 @@ class StepBreakdown:
 
 
 def advice_with_measured_loaders(data_share: float) -> str:
-    """Return the advice for a job that waits for data in the fastest number of loader workers.
+    """Return the advice for a job that still waits for data with the best number of loader workers.
 
     Args:
         data_share: share of a step that waits for data.

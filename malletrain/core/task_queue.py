@@ -37,7 +37,7 @@ class TaskState(str, Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    """On a worker, which may not have begun it."""
+    """On a worker, which may not have started it yet."""
     DONE = "done"
     FAILED = "failed"
 
@@ -45,7 +45,7 @@ class TaskState(str, Enum):
 
 
 class TaskEvent(Enum):
-    """What happens to a task."""
+    """Event of a task."""
 
     HAND_OUT = "handed out"
     ADOPT = "a worker that was lost, or a daemon that restarted, reports the current attempt"
@@ -94,20 +94,20 @@ class TaskAttempt(NamedTuple):
 
 
 class StoredTask(NamedTuple):
-    """What the store has of a task."""
+    """The stored record of a task."""
 
     number: int
     state: TaskState
     tries: int
     attempt: int
     worker: str
-    """The newest worker; counts while it is running."""
+    """Its newest worker; valid only while the task runs."""
     begun: float | None
-    """When its process was started, seconds since the epoch; None if that is not known."""
+    """Time at which its process started, seconds since the epoch; None if it is not known."""
 
 
 class ExcusedTask(NamedTuple):
-    """A task of which failures do not count."""
+    """A task with failures that do not count."""
 
     number: int
     state: TaskState
@@ -120,17 +120,18 @@ class ExcusedTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What follows from a result."""
+    """The consequences of a result."""
 
     state: TaskState | None
     """The task's new state; None if the result changes nothing."""
     tries: int = 0
     """Number of failures of the task so far."""
     obsolete: tuple[tuple[str, TaskAttempt], ...] = ()
-    """(worker, attempt) of attempts that are not needed any more: others of the task, and those
-    that are taken back from a suspected worker."""
+    """(worker, attempt) of superfluous attempts: further ones of the task, and those that are taken
+    back from a suspected worker.
+    """
     excused: tuple[ExcusedTask, ...] = ()
-    """Tasks of which failures do not count."""
+    """Tasks with failures that do not count."""
     back: tuple[int, ...] = ()
     """Tasks that wait again because they are taken back from a suspected worker."""
     suspected: bool = False
@@ -175,13 +176,13 @@ class TaskQueue:
         self._counts = dict.fromkeys(TaskState, 0)
         self._counts[TaskState.WAITING] = total
         self._cursor = 0
-        """All waiting tasks below it are in ``_returned``."""
+        """All waiting tasks with lower numbers are in ``_returned``."""
         self._returned: list[int] = []
-        """Heap of tasks that wait again. Some may not be waiting any more."""
+        """Heap of tasks that wait again. It may contain tasks that do not wait."""
         self._holders: dict[int, dict[str, int]] = {}
         """Running task → worker → attempt, in the order of hand-out."""
         self._of_worker: dict[str, dict[int, float | None]] = {}
-        """Worker → its tasks → when it began each, seconds; None: not begun."""
+        """Worker → its tasks → time at which it started each, seconds; None: not started."""
         self.failing = FailingWorkers()
         self._cut_off_s: dict[int, float] = {}
         """Task → longest time after which it was cut off by a loss, seconds."""
@@ -207,7 +208,7 @@ class TaskQueue:
                 queue._hold(row.worker, TaskAttempt(row.number, row.attempt), row.begun)
         return queue
 
-    # --- what there is ---
+    # --- queries ---
 
     def counts(self) -> dict[TaskState, int]:
         """Return the number of tasks in each state."""
@@ -401,14 +402,14 @@ class TaskQueue:
     def review(
         self, present: Callable[[str], bool], now: float
     ) -> tuple[list[ExcusedTask], list[str]]:
-        """Judge the last failures, when no task is left and some have failed.
+        """Review the failures of a farm without unfinished tasks, if some have failed.
 
         Args:
             present: returns whether a worker is there.
             now: time, seconds.
 
         Returns:
-            The tasks of which failures do not count, and the workers that are suspected for it.
+            The tasks with failures that do not count, and the workers that are suspected for it.
         """
         excused: list[ExcusedTask] = []
         suspected = self.failing.review(present, now)
@@ -417,18 +418,18 @@ class TaskQueue:
         return excused, list(suspected)
 
     def _fail(self, number: int) -> Outcome:
-        """Count a failure of a task, which its worker does not have any more."""
+        """Count a failure of a task that its worker has ended."""
         self._tries[number] = min(self._tries[number] + 1, 65535)
         if self._tries[number] > self.retries:
             obsolete = self._drop_holders(number)
             state = self._apply(number, TaskEvent.FAIL_FOR_GOOD)
             return Outcome(state, self._tries[number], tuple(obsolete))
-        if number in self._holders:  # its copy still runs
+        if number in self._holders:  # a copy of the task still runs
             return Outcome(TaskState.RUNNING, self._tries[number])
         return Outcome(self._apply(number, TaskEvent.FAIL), self._tries[number])
 
     def _excuse(self, failures: dict[int, int]) -> list[ExcusedTask]:
-        """Do not count failures of tasks: number → how many."""
+        """Discount failures: task → number of failures that do not count."""
         excused = []
         for number, count in failures.items():
             before = self.state(number)
@@ -442,7 +443,7 @@ class TaskQueue:
         return excused
 
     def lose(self, worker: str, now: float, present: Collection[TaskAttempt] = ()) -> list[int]:
-        """Take the tasks of a worker back, which is lost or does not have them.
+        """Take tasks back from a worker that is lost or reports that it does not have them.
 
         Args:
             worker: the worker.

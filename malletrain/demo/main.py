@@ -31,8 +31,8 @@ from malletrain.demo.summary import DemoResult, JobResult, render
 from malletrain.demo.watch import DemoWatcher
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import JobDetail, JobView, StatusView
+from malletrain.render.animation import animation
 from malletrain.render.console import console
-from malletrain.render.moving import moving
 from malletrain.render.tables import ENDED
 from malletrain.render.timeline import Timeline, draw
 from malletrain.shipped import shipped
@@ -179,7 +179,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
     )
     result = _result(jobs, status, accuracies, sums, time.time() - began, notes)
     draw(picture, folder.timeline)
-    folder.moving.write_text(moving(picture), encoding="utf-8")
+    folder.moving.write_text(animation(picture), encoding="utf-8")
     logs = f"{folder.daemon_log}, jobs in {folder.state / 'logs'}"
     return result, [("picture", str(folder.timeline)), ("logs", logs)]
 
@@ -222,7 +222,7 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
             # there is no lively trace of this size; further attempts would take long
             make = any_trace
             candidate = make(names, lively_s, seed)
-        candidate = plan.after_calm(candidate, HELD_S)
+        candidate = plan.with_calm_start(candidate, HELD_S)
         # Preemptions when the jobs are nearly done show nothing.
         taken = int((~candidate.idle & (candidate.time < LATE * lively_s)).sum())
         if taken > most:
@@ -268,7 +268,7 @@ def submit(
     """Submit one job like 'malletrain submit'."""
     arguments = [
         *job.arguments(work, options.seed),
-        *plan.pacing(),
+        *plan.pacing_arguments(),
         *("--snapshot", str(snapshots / f"{job.name}.pt"), "--snapshot-every", "3"),
     ]
     return client.submit(

@@ -78,7 +78,7 @@ def share(start_s: float) -> float:
     return min(0.75, max(0.3, 0.8 - 0.035 * start_s))
 
 
-def pacing() -> list[str]:
+def pacing_arguments() -> list[str]:
     """Return the arguments of the script that only make it slower."""
     return ["--sample-delay", f"{1 / SAMPLES_PER_S:.6f}"]
 
@@ -151,7 +151,7 @@ def offered_node_seconds(idle: Sequence[tuple[float, float]], end: float) -> flo
     return total
 
 
-def after_calm(trace: Trace, calm_s: float) -> Trace:
+def with_calm_start(trace: Trace, calm_s: float) -> Trace:
     """Return ``trace`` after a beginning of ``calm_s`` seconds in which all its nodes are idle."""
     if calm_s <= 0:
         return trace

@@ -29,7 +29,7 @@ from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
-from malletrain.protocol.last_words import first_error, without_noise
+from malletrain.protocol.last_output import first_error, without_noise
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import (
     Abort,

@@ -23,7 +23,13 @@ import msgspec
 import zmq
 
 from malletrain.memory.folder import MemoryFolder, remove, unfinished
-from malletrain.memory.speech import PIECE, Answer, Ask, keys, remove_queue_limits
+from malletrain.memory.keeper_messages import (
+    PIECE,
+    Answer,
+    KeeperRequest,
+    keys,
+    remove_queue_limits,
+)
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.host_listener import HostListener, listening
 from malletrain.protocol.job_keys import ZAP
@@ -133,7 +139,7 @@ class Keeper:
         if len(frames) != 3:
             return
         try:
-            ask = msgspec.msgpack.decode(frames[1], type=Ask)
+            ask = msgspec.msgpack.decode(frames[1], type=KeeperRequest)
         except (msgspec.DecodeError, msgspec.ValidationError):
             return
         data, error_text = b"", ""
@@ -146,7 +152,7 @@ class Keeper:
         with contextlib.suppress(zmq.ZMQError):
             self._router.send_multipart([peer, answer, data], zmq.DONTWAIT, copy=False)
 
-    def _answer(self, peer: bytes, ask: Ask, data: bytes) -> bytes:
+    def _answer(self, peer: bytes, ask: KeeperRequest, data: bytes) -> bytes:
         final = self._folder.file(ask.name)
         if ask.verb == "read":
             return _read(final, ask.offset, min(ask.length, PIECE))
@@ -165,7 +171,7 @@ class Keeper:
             raise ValueError(f"A keeper does not know the request {ask.verb[:20]!r}.")
         return b""
 
-    def _begin(self, peer: bytes, ask: Ask, final: Path) -> None:
+    def _begin(self, peer: bytes, ask: KeeperRequest, final: Path) -> None:
         self._abort((peer, ask.name))
         reserved = sum(a.size - a.got for a in self._incoming.values())
         self._folder.claim(ask.length + reserved)
@@ -176,7 +182,7 @@ class Keeper:
             file, temporary, final, ask.length, last_message=time.monotonic()
         )
 
-    def _write(self, arriving: _IncomingFile, ask: Ask, data: bytes) -> None:
+    def _write(self, arriving: _IncomingFile, ask: KeeperRequest, data: bytes) -> None:
         if ask.offset != arriving.got or ask.offset + len(data) > arriving.size:
             raise ValueError(f"A piece of {ask.name} came out of turn.")
         view = memoryview(data)

@@ -17,7 +17,14 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from malletrain.memory.speech import PIECE, WINDOW, Answer, Ask, keys, remove_queue_limits
+from malletrain.memory.keeper_messages import (
+    PIECE,
+    WINDOW,
+    Answer,
+    KeeperRequest,
+    keys,
+    remove_queue_limits,
+)
 
 SILENCE_S = 20.0
 """Time without a message, seconds, after which a node counts as lost."""
@@ -90,10 +97,10 @@ class RemoteKeeper:
         """
         received = 0
 
-        def requests() -> Iterator[tuple[Ask, bytes]]:
+        def requests() -> Iterator[tuple[KeeperRequest, bytes]]:
             for offset, length in pieces:
                 for at in range(offset, offset + length, PIECE):
-                    yield Ask(0, "read", name, at, min(PIECE, offset + length - at)), b""
+                    yield KeeperRequest(0, "read", name, at, min(PIECE, offset + length - at)), b""
 
         for ask, data in self._exchange(requests()):
             if len(data) != ask.length:
@@ -119,24 +126,26 @@ class RemoteKeeper:
         with open(source, "rb") as file:
             size = os.fstat(file.fileno()).st_size
 
-            def requests() -> Iterator[tuple[Ask, bytes]]:
-                yield Ask(0, "begin", name, 0, size), b""
+            def requests() -> Iterator[tuple[KeeperRequest, bytes]]:
+                yield KeeperRequest(0, "begin", name, 0, size), b""
                 at = total = 0
                 while at < size and (data := file.read(PIECE)):
                     total = zlib.crc32(data, total)
-                    yield Ask(0, "write", name, at), data
+                    yield KeeperRequest(0, "write", name, at), data
                     at += len(data)
-                yield Ask(0, "end", name, 0, size, total), b""
+                yield KeeperRequest(0, "end", name, 0, size, total), b""
 
             for _ in self._exchange(requests()):
                 pass
         return size
 
-    def _exchange(self, requests: Iterator[tuple[Ask, bytes]]) -> Iterator[tuple[Ask, bytes]]:
+    def _exchange(
+        self, requests: Iterator[tuple[KeeperRequest, bytes]]
+    ) -> Iterator[tuple[KeeperRequest, bytes]]:
         """Send requests, several at a time, and yield each with the data of its answer, in
         order.
         """
-        waiting: dict[int, Ask] = {}
+        waiting: dict[int, KeeperRequest] = {}
         number, more = 0, True
         while more or waiting:
             while more and len(waiting) < WINDOW:

@@ -37,7 +37,7 @@ Rank = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """A number of samples."""
-Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+EpochSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[float, _FINITE]
 Measurement = float

@@ -66,7 +66,7 @@ class EventKind(Word):
     )
     LEASE_REQUESTED = (
         "lease-requested",
-        "The main scheduler is asked for an idle node: a one-node job is submitted.",
+        "A lease on an idle node is requested: a one-node job is submitted to the main scheduler.",
     )
     LEASE_RELEASED = (
         "lease-released",
@@ -293,7 +293,7 @@ class EventKind(Word):
 class LeaseStatus(Word):
     """The states of a lease in the daemon's store."""
 
-    REQUESTED = ("requested", "Stored, and the main scheduler is being asked.")
+    REQUESTED = ("requested", "Stored; its request to the main scheduler is in progress.")
     PENDING = (
         "pending",
         "The main scheduler has accepted the request; the one-node job does not run yet.",
@@ -321,8 +321,8 @@ def event_reference() -> str:
             "",
             "## States of a lease",
             "",
-            "A lease is stored before the main scheduler is asked for it, so that no crash can "
-            "leave an unknown lease behind.",
+            "A lease is stored before it is requested from the main scheduler, so that no crash "
+            "can leave an unknown lease behind.",
             "",
             *_table("state", LeaseStatus),
             "",

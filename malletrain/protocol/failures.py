@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Iterable
 
-from malletrain.protocol.last_words import raised
+from malletrain.protocol.last_output import raised
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
 

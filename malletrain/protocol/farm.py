@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from malletrain.protocol.bounds import Code, Count, Id, Moment, Sentence
+from malletrain.protocol.bounds import Code, Count, EpochSeconds, Id, Sentence
 from malletrain.protocol.message import Message
 
 MAX_TASKS = 1_000_000
@@ -101,7 +101,7 @@ class HeldTask(msgspec.Struct, frozen=True, array_like=True):
     attempt: Count
     running: bool = False
     """Whether its process runs."""
-    started: Moment | None = None
+    started: EpochSeconds | None = None
     """When its process was started."""
 
 
@@ -114,8 +114,8 @@ class TaskResult(
     attempt: Count
     code: Code
     """Exit code; negative: the number of a signal."""
-    started: Moment
-    ended: Moment
+    started: EpochSeconds
+    ended: EpochSeconds
     tail: TaskTail = ""
     """End of the output of a task that failed."""
     sentence: Sentence = ""

@@ -22,10 +22,10 @@ from malletrain.protocol.bounds import (
     Amount,
     Count,
     Duration,
+    EpochSeconds,
     Facts,
     Id,
     Measurement,
-    Moment,
     Name,
     Port,
     Rank,
@@ -240,8 +240,8 @@ class Progress(Message, frozen=True):
     samples: Amount
     steps: Count
     batch: Amount
-    first: Moment
-    last: Moment
+    first: EpochSeconds
+    last: EpochSeconds
     busy: Duration | None = None
     data: Duration | None = None
     exchange: Duration | None = None
@@ -255,7 +255,7 @@ class Mark(Message, frozen=True):
     generation: Count
     rank: Rank
     name: Id
-    time: Moment
+    time: EpochSeconds
 
 
 class Metric(Message, frozen=True):

@@ -16,9 +16,9 @@ from malletrain.protocol.bounds import (
     Code,
     Count,
     Duration,
+    EpochSeconds,
     Id,
     Measurement,
-    Moment,
     Name,
     Rank,
     Sentence,
@@ -181,7 +181,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     rank: Rank
     exitcode: Code
-    time: Moment
+    time: EpochSeconds
     tail: Tail = ""
     cause: Sentence = ""
     """The cause, if more is known than the tail's last line."""
@@ -217,7 +217,7 @@ class MetricSample(
 ):
     """One value of a metric."""
 
-    time: Moment
+    time: EpochSeconds
     """When the script reported it."""
     value: Measurement
     samples: Amount = 0.0

@@ -14,7 +14,7 @@ from typing import Any
 from malletrain.training.objects import unwrapped
 
 
-def all_name(size: object, world_size: int) -> None:
+def check_same_size(size: object, world_size: int) -> None:
     """Compare the size that each rank names. Collective, if torch.distributed is initialised and
     has ``world_size`` ranks; otherwise this process cannot know the others, and nothing happens.
 

@@ -63,6 +63,11 @@ def from_successive(product: float, difference: float, size: float, before: floa
 def gain(estimate: Estimate, base: float, size: float) -> float:
     """Return AdaScale's gain: the number of steps with ``base`` samples that one step with ``size``
     samples is worth. 1 without noise, ``size / base`` if there is only noise.
+
+    Args:
+        estimate: estimate of the gradient noise.
+        base: samples of a base step.
+        size: samples of the larger step.
     """
     noise, squared = max(0.0, estimate.noise), max(0.0, estimate.squared_gradient)
     if size <= base or noise + squared == 0:

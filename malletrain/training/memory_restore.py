@@ -2,7 +2,7 @@
 newest complete snapshot to the nodes that lack it.
 
 Decides with all ranks together, so that all restore the same snapshot.
-:mod:`malletrain.training.memory_moment` decides which one is the newest.
+:mod:`malletrain.training.memory_choice` decides which one is the newest.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from malletrain.memory.peers import SILENCE_S, RemoteKeeper
 from malletrain.protocol import env
 from malletrain.protocol.job_keys import job_secret
 from malletrain.training import owner, report, shard_files, snapshot_file
-from malletrain.training.memory_moment import (
+from malletrain.training.memory_choice import (
     CompleteSnapshot,
-    Moment,
     NodeOffer,
+    SnapshotTime,
     age_of,
     newest,
     relays,
@@ -167,7 +167,7 @@ class MemoryRestore:
                 if payload.get(shard_files.KEY):
                     return  # its shards are on the same disk, too
                 generation, steps = age_of(payload)
-                moment = Moment(generation, steps, int(payload.get("time", 0) * 1000), 0)
+                moment = SnapshotTime(generation, steps, int(payload.get("time", 0) * 1000), 0)
                 tier.write(moment, payload)
             except (SnapshotError, OSError) as error:
                 report.tell(f"{self._path} does not go to other nodes by memory: {error}")

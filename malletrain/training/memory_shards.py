@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from malletrain.memory.folder import VIEW, NoRoomError
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import rng, shard_files, sharded_snapshot, sharded_state, snapshot_file
-from malletrain.training.memory_moment import CompleteSnapshot, Moment
+from malletrain.training.memory_choice import CompleteSnapshot, SnapshotTime
 from malletrain.training.memory_restore import peer
 from malletrain.training.memory_tier import MemoryTier, tensor_bytes
 from malletrain.training.ranks import leads_its_node, rank_and_world
@@ -36,7 +36,7 @@ def save(
     tier: MemoryTier,
     objects: Mapping[str, Any],
     header: Callable[[], dict[str, Any]],
-    moment: Moment,
+    moment: SnapshotTime,
     team: Team,
 ) -> int:
     """Save the shards of all ranks to their nodes' memory. Collective.
@@ -117,7 +117,7 @@ def _local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) -> int:
+def hand_over(tier: MemoryTier, moment: SnapshotTime, address: str, silence_s: float) -> int:
     """Send the shard files of this node's ranks to another node. The snapshot file goes last; it
     makes the copy valid. Called by the first rank of the node.
 

@@ -18,7 +18,7 @@ from typing import Any
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import memory_shards, owner, report, shard_files
 from malletrain.training import objects as parts
-from malletrain.training.memory_moment import CompleteSnapshot, Moment, age_of
+from malletrain.training.memory_choice import CompleteSnapshot, SnapshotTime, age_of
 from malletrain.training.memory_restore import MemoryRestore, Survey
 from malletrain.training.memory_tier import MemoryTier, label_of, moment_now, tensor_bytes
 from malletrain.training.outcomes import Attempt, Outcomes
@@ -113,8 +113,8 @@ class MemorySnapshots:
         self.tier = MemoryTier.of_this_node(self._label)
         self._staging = Staging()
         self._addresses: tuple[str, ...] = ()
-        self.newest: Moment | None = None
-        """Moment of the newest complete snapshot in this node's memory; None if there is none."""
+        self.newest: SnapshotTime | None = None
+        """Time of the newest complete snapshot in this node's memory; None if there is none."""
         self.bytes = 0
         """Size of the snapshot saved last, bytes."""
         if self.tier is None:
@@ -176,7 +176,7 @@ class MemorySnapshots:
 
     # --- save ---
 
-    def save(self, steps: int) -> Moment | None:
+    def save(self, steps: int) -> SnapshotTime | None:
         """Save the current state to memory: of this node, or, for a sharded model, of all nodes
         together (collective).
 
@@ -184,7 +184,7 @@ class MemorySnapshots:
             steps: number of steps done since the beginning of the run.
 
         Returns:
-            Moment of the snapshot; None if it cannot be saved (the user gets one message).
+            Time of the snapshot; None if it cannot be saved (the user gets one message).
         """
         moment = moment_now(report.generation(), steps, rank_and_world()[0])
         try:
@@ -200,11 +200,11 @@ class MemorySnapshots:
         self.newest = moment
         return moment
 
-    def _save_shards(self, moment: Moment) -> Moment | None:
+    def _save_shards(self, moment: SnapshotTime) -> SnapshotTime | None:
         team = self._all_ranks()  # all ranks know since restore() which nodes have memory
         if self.tier is None or not self._addresses or not all(self._addresses):
             return None
-        shared: Moment = team.from_rank_0(lambda: moment)
+        shared: SnapshotTime = team.from_rank_0(lambda: moment)
         self.bytes = memory_shards.save(self.tier, self._objects, self._facts, shared, team)
         return shared
 
@@ -213,7 +213,7 @@ class MemorySnapshots:
             f"{_sentence_for(error)} Snapshots go to disk instead.", once=f"memory {type(error)}"
         )
 
-    def settle(self, moment: Moment) -> None:
+    def settle(self, moment: SnapshotTime) -> None:
         """Remove older snapshots: the one of ``moment`` is complete and in place."""
         self.newest = moment
         if self.tier is not None and leads_its_node():
@@ -256,7 +256,7 @@ class MemorySnapshots:
         moment = self.save(steps)
         return moment is not None and self._copy_shards(moment, self._neighbour)
 
-    def hand_to_neighbour(self, moment: Moment) -> None:
+    def hand_to_neighbour(self, moment: SnapshotTime) -> None:
         """Copy this node's shards of ``moment`` to the next node. Older copies stay.
 
         Raises:
@@ -307,7 +307,7 @@ class MemorySnapshots:
         """
         return self.newest is not None and bool(heirs) and self._copy_to_first(self.newest, heirs)
 
-    def _copy_shards(self, moment: Moment, target_for: Callable[[str], str]) -> bool:
+    def _copy_shards(self, moment: SnapshotTime, target_for: Callable[[str], str]) -> bool:
         def give() -> None:
             if self.tier is not None and leads_its_node():
                 to = target_for(self.tier.address)
@@ -322,7 +322,7 @@ class MemorySnapshots:
         self.settle(moment)
         return True
 
-    def _copy_to_first(self, moment: Moment, heirs: tuple[str, ...]) -> bool:
+    def _copy_to_first(self, moment: SnapshotTime, heirs: tuple[str, ...]) -> bool:
         if self.tier is None or self.tier.address in heirs:
             return self.tier is not None
         for heir in heirs:

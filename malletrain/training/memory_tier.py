@@ -18,7 +18,7 @@ from malletrain.memory.folder import MemoryFolder, NoRoomError, remove, unfinish
 from malletrain.protocol import env
 from malletrain.training import report, shard_files, snapshot_file
 from malletrain.training.disk_tier import number_of
-from malletrain.training.memory_moment import Moment, NodeSnapshot, superseded
+from malletrain.training.memory_choice import NodeSnapshot, SnapshotTime, superseded
 from malletrain.training.owner import Owner
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -55,28 +55,28 @@ class MemoryTier:
 
     # --- names ---
 
-    def name(self, moment: Moment, file: str = "") -> str:
+    def name(self, moment: SnapshotTime, file: str = "") -> str:
         """Return the keepers' name of the snapshot of ``moment``, or of one of its shard files."""
         return f"{self.label}/{moment}/{file}" if file else f"{self.label}/{moment}{FILE}"
 
-    def file(self, moment: Moment) -> Path:
+    def file(self, moment: SnapshotTime) -> Path:
         """Return the path of the snapshot file."""
         return self.folder.file(self.name(moment))
 
-    def shards(self, moment: Moment) -> Path:
+    def shards(self, moment: SnapshotTime) -> Path:
         """Return the folder of its shards."""
         return self.home / str(moment)
 
-    def moments(self) -> list[Moment]:
+    def moments(self) -> list[SnapshotTime]:
         """Return the moments of the snapshot files here, newest first."""
         moments_ = (
-            Moment.parse(path.name.removesuffix(FILE)) for path in self.home.glob(f"*{FILE}")
+            SnapshotTime.parse(path.name.removesuffix(FILE)) for path in self.home.glob(f"*{FILE}")
         )
         return sorted((moment for moment in moments_ if moment is not None), reverse=True)
 
     # --- write ---
 
-    def write(self, moment: Moment, payload: dict[str, Any]) -> int:
+    def write(self, moment: SnapshotTime, payload: dict[str, Any]) -> int:
         """Write a snapshot file: a whole snapshot, or the part that is the same for all shards.
         Return its size, bytes.
 
@@ -107,12 +107,12 @@ class MemoryTier:
                 if path.is_dir() and path.name not in names:
                     remove(path)
 
-    def remove_superseded(self, complete: Moment) -> None:
+    def remove_superseded(self, complete: SnapshotTime) -> None:
         """Remove the snapshots that are not needed once the snapshot ``complete`` is in place."""
         for moment in superseded(self.moments(), complete):
             self.drop(moment)
 
-    def drop(self, moment: Moment) -> None:
+    def drop(self, moment: SnapshotTime) -> None:
         """Remove one snapshot and its shards."""
         remove(self.file(moment))
         remove(self.shards(moment))
@@ -140,7 +140,7 @@ class MemoryTier:
             snapshots.append((snapshot, payload))
         return snapshots
 
-    def _good_files(self, moment: Moment, needed: Mapping[str, tuple[int, int]]) -> list[str]:
+    def _good_files(self, moment: SnapshotTime, needed: Mapping[str, tuple[int, int]]) -> list[str]:
         good = []
         for file, (size, total) in needed.items():
             path = self.shards(moment) / file
@@ -181,7 +181,7 @@ def sum_of(path: Path) -> tuple[int, int]:
     return shard_files.sum_of(str(path))
 
 
-def moment_now(generation: int, steps: int, rank: int) -> Moment:
+def moment_now(generation: int, steps: int, rank: int) -> SnapshotTime:
     """Return the moment of a snapshot that is about to be taken.
 
     Args:
@@ -189,7 +189,7 @@ def moment_now(generation: int, steps: int, rank: int) -> Moment:
         steps: number of steps done since the beginning of the run.
         rank: rank of this process.
     """
-    return Moment(generation, steps, int(time.time() * 1000), rank)
+    return SnapshotTime(generation, steps, int(time.time() * 1000), rank)
 
 
 __all__ = ["MemoryTier", "NoRoomError", "label_of", "moment_now", "sum_of", "tensor_bytes"]

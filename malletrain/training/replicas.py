@@ -27,7 +27,7 @@ from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 
 if TYPE_CHECKING:
-    from malletrain.training.memory_moment import Moment
+    from malletrain.training.memory_choice import SnapshotTime
     from malletrain.training.memory_snapshots import MemorySnapshots
 
 
@@ -95,9 +95,9 @@ class DiskCopies:
 class HandOver:
     """Sends shards to another node while the training continues."""
 
-    def __init__(self, memory: MemorySnapshots, moment: Moment) -> None:
+    def __init__(self, memory: MemorySnapshots, moment: SnapshotTime) -> None:
         self.moment = moment
-        """Moment of their snapshot."""
+        """Time of their snapshot."""
         self._memory = memory
         self._failed = False
         # A daemon thread: a script that ends needs no copy.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from malletrain.training import loader_workers
-from malletrain.training.batch_change import all_name
+from malletrain.training.batch_change import check_same_size
 from malletrain.training.epoch_plan import EpochPlan, order, whole_number
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loader_seeds import LoaderSeeds
@@ -177,7 +177,7 @@ class ElasticSampler(CountedEpochs):
                 has fewer, or a batch normalisation would get portions of one sample.
         """
         if self._has_batches is None:
-            all_name(size, self.world_size)
+            check_same_size(size, self.world_size)
         self.check_global_batch_size(size)
         self._next_size = size
         if self._has_batches is not None:

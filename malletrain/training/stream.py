@@ -203,7 +203,13 @@ def _numbered(
 
 
 class Readers(IterableDataset[Portion]):
-    """The readers of one rank: one in each process of the loader, or one in this process."""
+    """The readers of one rank: one in each process of the loader, or one in this process.
+
+    Args:
+        source: reads the shards.
+        lists: for each reader, (shard, number of finished records) in the order of reading.
+        cut: divides the records into batches.
+    """
 
     def __init__(
         self, source: ShardSource, lists: Sequence[Sequence[tuple[Any, int]]], cut: Cut

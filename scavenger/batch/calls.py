@@ -213,9 +213,14 @@ LEASES_RATE = 0.5
 
 
 class RequestBudget:
-    """The budget of requests to a controller: ``rate`` per second on average, BURST at one time. It
-    counts the requests of ``calls``. Polls at ``poll_interval_s`` are always within the budget.
-    Safe to use from several threads.
+    """The budget of requests to a controller, with bursts of BURST requests. Polls at the poll
+    interval are always within the budget. Safe to use from several threads.
+
+    Args:
+        calls: log of the calls, which are counted.
+        rate: requests per second on average.
+        poll_interval_s: interval of the polls, seconds.
+        clock: returns the time, seconds.
     """
 
     def __init__(

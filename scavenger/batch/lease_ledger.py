@@ -165,10 +165,16 @@ class LeaseLedger:
         return {self.user, *(user for user, _ in list(self._users.values()))}
 
     def give_up(self, lease_id: str, reason: str, now: float) -> None:
-        """Mark the lease as no longer wanted. The first reason is stored."""
+        """Mark the lease as no longer wanted. The first reason is stored.
+
+        Args:
+            lease_id: id of the lease.
+            reason: words without a full stop.
+            now: epoch seconds.
+        """
         self.given_up.setdefault(lease_id, (now, reason))
 
-    def look(
+    def update(
         self, jobs: Mapping[str, LeaseJob], hold: str, node_holds: Mapping[str, str], now: float
     ) -> tuple[tuple[Lease, ...], list[LeaseJob]]:
         """Update the ledger from a poll.
@@ -281,7 +287,13 @@ class LeaseLedger:
         )
 
     def not_taken(self, lease_id: str, error: SchedulerError, now: float) -> None:
-        """Note that the submission of this lease ended with ``error``."""
+        """Note that the submission of this lease failed.
+
+        Args:
+            lease_id: id of the lease.
+            error: the error.
+            now: epoch seconds.
+        """
         user = self.user_of(lease_id)
         if isinstance(error, UnsureError):
             self.give_up(lease_id, str(error), now)

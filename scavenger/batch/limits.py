@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scavenger.batch.look import Finding
+from scavenger.batch.poll_result import Finding
 
 
 def no_lease(limit: str, name: str, table: str) -> Finding:

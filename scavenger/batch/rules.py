@@ -95,7 +95,7 @@ Rule = Callable[[NodeFacts, GapRules, float], Answer]
 
 def _idle(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if node.lease:
-        return False, f"MalleTrain has it or has asked for it with lease {node.lease}"
+        return False, f"MalleTrain has it or has requested it with lease {node.lease}"
     return node.idle, f"the main scheduler says it is {node.state}"
 
 
@@ -213,7 +213,13 @@ class Choice:
 
 
 def passes(node: NodeFacts, rules: GapRules, now: float) -> bool:
-    """Return whether the node passes all rules that look at a single node."""
+    """Return whether the node passes all rules about single nodes.
+
+    Args:
+        node: its facts.
+        rules: the rules.
+        now: epoch seconds.
+    """
     return all(test(node, rules, now)[0] for _, test in RULES)
 
 
@@ -259,7 +265,7 @@ def choose(
         (
             rules.max_at_once,
             AT_ONCE,
-            f"{rules.max_at_once} nodes are asked for at once; the next poll continues",
+            f"{rules.max_at_once} nodes are requested at once; the next poll continues",
         )
     )
     for count, rule, sentence in bounds:
@@ -270,7 +276,14 @@ def choose(
 
 
 def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str:
-    """Return the first reason why the node is no gap; empty if it is one."""
+    """Return the first reason why the node is no gap; empty if it is one.
+
+    Args:
+        node: its facts.
+        rules: the rules.
+        choice: the gaps of the poll.
+        now: time of the poll, epoch seconds.
+    """
     for _, test in RULES:
         passed, sentence = test(node, rules, now)
         if not passed:
@@ -279,7 +292,11 @@ def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str
 
 
 def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Explanation:
-    """Return the result of each rule for one node."""
+    """Return the result of each rule for one node.
+
+    Args:
+        node, rules, choice, now: see :func:`why_not`.
+    """
     answers = [(name, *test(node, rules, now)) for name, test in RULES]
     if node.name in choice.exclusions:
         rule, sentence = choice.exclusions[node.name]
@@ -292,6 +309,10 @@ def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Exp
 class Explanations(Sequence[Explanation]):
     """The explanations of all nodes, each computed when it is accessed, because a poll of 10,000
     nodes needs none of them.
+
+    Args:
+        nodes: the facts of all nodes.
+        rules, choice, now: see :func:`why_not`.
     """
 
     def __init__(

@@ -23,13 +23,19 @@ from typing import Generic
 
 from scavenger.batch.calls import CallLog, PollPause, RequestBudget
 from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
-from scavenger.batch.ending import LeaseEnder, must_leave
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import PartOf, is_part, packs
-from scavenger.batch.hold import hold_for
+from scavenger.batch.lease_ender import LeaseEnder, must_leave
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
-from scavenger.batch.look import ConfiguredSite, Finding, LookResult, SchedulerAnswer, SiteT
+from scavenger.batch.poll_result import (
+    ConfiguredSite,
+    Finding,
+    PollConclusions,
+    SchedulerAnswer,
+    SiteT,
+)
+from scavenger.batch.preemption_hold import hold_for
 from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.slots import CPUS, MEMORY_MB, parts_of_hosts
@@ -57,7 +63,14 @@ from scavenger.token_bucket import TokenBucket
 
 
 def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: float) -> Contact:
-    """Return the condition of the connection. ``now``: on the ledger's clock."""
+    """Return the condition of the connection.
+
+    Args:
+        calls: log of the calls.
+        ledger: the leases.
+        budget: budget of requests.
+        now: time on the ledger's clock, seconds.
+    """
     return Contact(
         calls.counts(),
         calls.backoff_s(),
@@ -75,7 +88,13 @@ def too_busy(title: str, calls: CallLog) -> str:
 
 
 def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
-    """Return the sentence that this release is too old."""
+    """Return the sentence that this release is too old.
+
+    Args:
+        title: name of the scheduler.
+        site: its configuration.
+        oldest: the oldest supported release.
+    """
     required = ".".join(str(part) for part in oldest)
     return (
         f"{title} {site.display_name} is older than {required}, the oldest that MalleTrain "
@@ -85,7 +104,7 @@ def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
 
 def lease_spec(
     request: LeaseRequest,
-    view: LookResult[SiteT],
+    view: PollConclusions[SiteT],
     settings: BatchSettings[OptionsT],
     ledger: LeaseLedger,
     step_s: float,
@@ -160,7 +179,13 @@ def lease_spec(
 
 
 def refused(lease: str, node: str, reason: str) -> Lease:
-    """Return the result for a refused request."""
+    """Return the result for a refused request.
+
+    Args:
+        lease: id of the lease.
+        node: name of its node.
+        reason: words without a full stop.
+    """
     return Lease(lease, "", LeaseState.ENDED, node, reason)
 
 
@@ -194,6 +219,14 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     """A connection to one batch scheduler. One call at a time.
 
     Subclasses define how their scheduler is read and how a lease is requested.
+
+    Args:
+        settings: settings of the site.
+        commands: runs the scheduler's commands.
+        dialect: interprets the output of submissions.
+        submitting: environment of submissions.
+        memory: history of the gaps; None: a new one.
+        clock: returns epoch seconds.
     """
 
     name: str
@@ -236,7 +269,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self._idle_since: dict[str, float] = {}
         self._ended_leases: dict[str, Lease] = {}
         """Leases whose jobs have disappeared since the last poll."""
-        self._reusable_look: LookResult[SiteT] | None = None
+        self._reusable_poll: PollConclusions[SiteT] | None = None
         """The last poll, until leases are taken from it."""
 
     # --- scheduler-specific parts ---
@@ -283,7 +316,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return 1
 
     def _shared_submission(
-        self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]
+        self, pack: Sequence[LeaseSpec], view: PollConclusions[SiteT]
     ) -> tuple[list[str], bytes]:
         """Return the command that submits one job for several leases, and its script. Raises
         SchedulerError.
@@ -328,7 +361,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         scheduler does not answer.
         """
         began = time.monotonic()
-        view = self.look()
+        view = self.read_state()
         grace_s = self.grace_s(view.site)
         self.ender.cancel(view.unwanted, grace_s, view.time)
         self.ender.ask(view.leave, self._leave_options(view.site), grace_s, view.time)
@@ -360,11 +393,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             * self._shared_by(view.site),
         )
 
-    def look(self) -> LookResult[SiteT]:
+    def read_state(self) -> PollConclusions[SiteT]:
         """Read the scheduler and draw conclusions. The state of this object changes only if the
         whole answer was understood.
         """
-        now, self._reusable_look = self.clock(), None
+        now, self._reusable_poll = self.clock(), None
         site = self.current_site()
         rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         hold_s = self.settings.hold_s
@@ -380,7 +413,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         self._idle_since = {
             f.name: f.idle_since for f in facts.values() if f.idle_since is not None
         }
-        leases, unwanted = self.ledger.look(answer.jobs, answer.hold, answer.node_holds, now)
+        leases, unwanted = self.ledger.update(answer.jobs, answer.hold, answer.node_holds, now)
         running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         leased = {*running.values()}
         idle_nodes = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
@@ -398,8 +431,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         notice_s = grace_s + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now, remaining_s, grace_s)
         leave.update((lease, reason) for lease, reason in answer.leave.items() if lease in running)
-        self._reusable_look = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
-        return self._reusable_look
+        self._reusable_poll = PollConclusions(
+            now, site, answer, rules, leases, unwanted, leave, choice
+        )
+        return self._reusable_poll
 
     def contact(self) -> Contact:
         """Return the condition of the connection to the scheduler."""
@@ -420,7 +455,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                     raise
         return self.site
 
-    def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
+    def poll_again_s(self, view: PollConclusions[SiteT], took_s: float) -> float:
         """Return the seconds until the next poll. At most a tenth of the time is spent on polling,
         a third while nodes are taken back, unless the guarantees to the site need more. The request
         budget does not delay these polls, only those that events trigger.
@@ -469,9 +504,9 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             {request.id: request.owner or "" for request in requests},
             {request.id: request.node for request in requests},
         )  # so that a poll recognises their jobs, if they exist
-        s, view, self._reusable_look = self.settings, self._reusable_look, None
+        s, view, self._reusable_poll = self.settings, self._reusable_poll, None
         if view is None or not 0 <= self.clock() - view.time <= MAX_REUSE_AGE_S:
-            view, self._reusable_look = self.look(), None
+            view, self._reusable_poll = self.read_state(), None
         grace_s, max_length = self.grace_s(view.site), self._max_lease_s(view.site)
         overload = too_busy(self.title, self.commands.calls)
         request_by_node: dict[str, LeaseRequest] = {}
@@ -502,13 +537,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             lease_by_node.update({lease.node: lease for lease in leases})
         self.ledger.submissions_ended()
         return [
-            refused(request.id, request.node, f"{request.node} is asked for with lease {lease.id}")
+            refused(request.id, request.node, f"{request.node} is requested with lease {lease.id}")
             if lease.id != request.id
             else lease
             for request, lease in ((request, lease_by_node[request.node]) for request in requests)
         ]
 
-    def _take_pack(self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]) -> list[Lease]:
+    def _take_pack(self, pack: Sequence[LeaseSpec], view: PollConclusions[SiteT]) -> list[Lease]:
         """Submit one job for these leases, or none yet. If the user's job limit refuses it, submit
         one for the first half of them.
         """

@@ -137,8 +137,15 @@ class OwnedJob(Protocol):
 
 
 class Submitter:
-    """Submits and cancels jobs. ``submit_as``: command prefix for another owner. ``user``: this
-    process's user. ``environment``: environment of submissions. Safe to use from several threads.
+    """Submits and cancels jobs. Safe to use from several threads.
+
+    Args:
+        dialect: interprets the output of the commands.
+        submit_as: command prefix for another owner.
+        user: this process's user.
+        pace: limits the rate of submissions.
+        commands: runs the commands.
+        environment: environment of submissions.
     """
 
     def __init__(
@@ -204,7 +211,7 @@ class Submitter:
 
     def shrink(self, request: Shrink) -> CommandError | None:
         """Remove nodes from a running job. Return the error, None if there is none."""
-        assert self.dialect.shrink is not None, "only where jobs of several nodes are asked for"
+        assert self.dialect.shrink is not None, "only for jobs of several nodes"
         try:
             result = self.commands.run(self._as(self._owner(request), self.dialect.shrink(request)))
         except CommandError as error:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from scavenger.batch.look import SiteT
+from scavenger.batch.poll_result import SiteT
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import OptionsT
 from scavenger.interface import (

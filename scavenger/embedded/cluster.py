@@ -80,7 +80,14 @@ class Record:
                 self._history.close()
 
     def log(self, node: str, event: str, lease: str = "", reason: str = "") -> None:
-        """Append a line to the history."""
+        """Append a line to the history.
+
+        Args:
+            node: name of the node.
+            event: what happened.
+            lease: id of the lease; empty: none.
+            reason: reason as words; may be empty.
+        """
         if self._history is None:
             return
         try:

@@ -107,9 +107,26 @@ def start_cluster(
     """Start a cluster as a process in its own session, which outlives this one, and wait until it
     is ready.
 
-    The options are those of ``python -m scavenger.embedded --help``. ``division``: kinds of slots.
-    ``hold``: the trace stays at its first second until :meth:`ClusterProcess.go_on`. Raises
-    SchedulerError with the cluster's message if it does not start.
+    Args:
+        directory: directory of the cluster's files.
+        nodes: number of virtual nodes.
+        division: resources of the nodes, and kinds of slots; None: whole nodes.
+        trace: CSV of idle and busy events; None: all nodes are always idle.
+        speedup: divisor of the trace's times.
+        start_s: second of the trace to begin at; None: where most happens.
+        duration_s: real seconds of the trace to use; None: all.
+        trace_end_s: second at which the trace's observation ends; None: its last event.
+        at_end: what follows the trace: ``repeat``, ``idle``, ``busy`` or ``hold``.
+        hold: whether the trace stays at its first second until :meth:`ClusterProcess.go_on`.
+        grace_s: time from SIGTERM to SIGKILL of a preempted lease, seconds.
+        notice_fraction: fraction of preemptions that SIGTERM announces; the others kill at once.
+        sweep_s: time for the processes of an ended lease to end by themselves, seconds.
+        seed: seed for the nodes of the trace and for preemptions without notice.
+        lifetime_s: time after which the cluster stops by itself, seconds; None: never.
+        timeout_s: time limit of the start, seconds.
+
+    Raises:
+        SchedulerError: it does not start; the text is the cluster's message.
     """
     layout = Layout(Path(directory).resolve())
     layout.create()

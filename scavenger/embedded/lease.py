@@ -208,11 +208,23 @@ def start(
     wall: float,
     ends_by: float | None,
 ) -> LeaseProcess:
-    """Start the command of a lease in its own session, so that it ends with this process. Raises
-    OSError if it cannot be started.
+    """Start the command of a lease in its own session, so that it ends with this process.
 
     The command gets this process's environment, ``env``, and MALLETRAIN_NODE, MALLETRAIN_LEASE and
     MALLETRAIN_CLUSTER. Its working directory is ``folder``, its output goes to a file there.
+
+    Args:
+        lease_id: id of the lease.
+        node: name of its node.
+        argv: the command.
+        env: additional environment variables.
+        folder: working directory.
+        cluster: id of the cluster.
+        wall: present time, epoch seconds.
+        ends_by: end by the time limit, on the monotonic clock, seconds; None: no limit.
+
+    Raises:
+        OSError: the command cannot be started.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     marks = {"MALLETRAIN_CLUSTER": cluster, "MALLETRAIN_LEASE": lease_id}

@@ -105,12 +105,17 @@ def working_below(directory: Path) -> list[Process]:
 def of_lease(
     leader: int, marks: Iterable[str], processes: dict[int, Process] | None = None
 ) -> list[Process]:
-    """Return the live processes of a lease whose first process is (or was) ``leader``.
+    """Return the live processes of a lease.
 
     A process belongs to it if it is in the leader's session, or below the leader or another member
     in the process tree, or has the lease's settings in its environment. Each criterion alone misses
     some: a daemonised child leaves the session, an orphan leaves the tree, a program can start its
     children with a clean environment.
+
+    Args:
+        leader: process id of the first process, which may have ended.
+        marks: environment variables of the lease, ``NAME=VALUE``.
+        processes: all processes of this machine; None: read them.
     """
     table = all_processes() if processes is None else processes
     settings = [mark.encode() for mark in marks]

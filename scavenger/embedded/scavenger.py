@@ -43,10 +43,14 @@ an older state it counts as not answering.
 
 
 class LocalScavenger:
-    """A connection to the embedded cluster in ``directory``. There can be several, in any process.
+    """A connection to the embedded cluster. There can be several, in any process.
 
-    ``estimator``: learns from the gaps in :meth:`poll` and gives each gap its horizon; None:
-    horizons are unknown.
+    Args:
+        directory: directory of the cluster's files.
+        timeout_s: time limit of an answer, seconds.
+        estimator: learns from the gaps in :meth:`poll` and gives each gap its horizon; None:
+            horizons are unknown.
+        silent_s: age of the cluster's state from which the cluster counts as silent, seconds.
     """
 
     name = "local"

@@ -99,6 +99,11 @@ def environment_of(rules: GateRules) -> dict[str, str]:
 def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, str]) -> None:
     """Check that each of these jobs is a lease. A job that the scheduler does not know is accepted,
     because there is nothing to end. Raises GateClosed.
+
+    Args:
+        command: the command with the jobs.
+        rules: the rules of the gate.
+        environment: environment of the scheduler's command.
     """
     query = KINDS[rules.kind][-1]
     if query not in rules.commands:

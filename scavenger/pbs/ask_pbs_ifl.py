@@ -65,6 +65,12 @@ def ask(module: Any, server: str, of_jobs: list[str], of_nodes: list[str]) -> di
 
     Reads jobs first. A lease that starts between the calls then shows as waiting for a busy node.
     In the other order its node would seem idle.
+
+    Args:
+        module: the module ``pbs_ifl``.
+        server: name of PBS's server; empty: the default one.
+        of_jobs: attributes of jobs to read.
+        of_nodes: attributes of nodes to read.
     """
     connection = module.pbs_connect(server)
     if connection < 0:

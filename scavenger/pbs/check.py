@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.limits import job_limit
-from scavenger.batch.look import Finding
+from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.slots import kind_finding
 from scavenger.batch.submission import Submitter

@@ -118,12 +118,19 @@ def qsub(
     place: str = "",
 ) -> list[str]:
     """Return the command that submits one lease. Its script is read from standard input.
-    ``place``: placement of the job; empty: that of the site's options.
 
     ``-f``: qsub leaves no process behind. ``-R``: PBS copies no output back. Otherwise it keeps the
     node until scp has failed three times, which took 90 s (OpenPBS 23.06 on several hosts, to
     ``/dev/null`` as well). The script itself writes the output that is to be kept. ``-o``, ``-e``:
     discard the output if a hook removes ``-R``. ``-m n``: no mail about leases.
+
+    Args:
+        settings: settings of the site.
+        name: name of the job.
+        select: its ``select`` statement.
+        limit_s: time limit, seconds.
+        rerunnable: whether PBS may run it again.
+        place: placement of the job; empty: that of the site's options.
     """
     options = settings.lease
     words = [

@@ -77,6 +77,9 @@ def decode(text: str, kind: type[T], command: str) -> T:
 def decode_joined(text: str, kind: type[T], command: str) -> T:
     """Like :func:`decode`, but joins strings under equal keys of one object by commas. PBS prints
     an attribute with several limits as one key per limit.
+
+    Args:
+        text, kind, command: see :func:`decode`.
     """
     for each in (text, repair(text)):
         try:
@@ -335,6 +338,11 @@ def read_jobs(text: str, prefix: str, with_running: bool = False) -> PbsJobTable
 def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
     """Parse ``qstat -x -f -F dsv -D DSV_MARK IDS``. With several ids, its JSON contains only the
     first (OpenPBS 23.06).
+
+    Args:
+        text: the output.
+        prefix: beginning of the names of our jobs.
+        mark: separator of the attributes.
     """
     jobs = {}
     for part in re.split(r"^Job Id: ", require_complete(text, "qstat"), flags=re.MULTILINE)[1:]:
@@ -364,7 +372,12 @@ def number_in(job_id: str) -> str:
 
 def job_table(raw: Mapping[str, RawJob], prefix: str, with_running: bool = False) -> PbsJobTable:
     """Return the relevant jobs: ours, those of others that are suspended or have an expected start,
-    and, if asked for, those of others that run.
+    and, if requested, those of others that run.
+
+    Args:
+        raw: id → job.
+        prefix: beginning of the names of our jobs.
+        with_running: whether to return running jobs of others.
     """
     table = PbsJobTable([], [], [], [])
     for job_id, job in raw.items():

@@ -20,11 +20,11 @@ from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.hold import PreemptionHold
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.lease_script import Part, lease_script
-from scavenger.batch.look import Finding, SchedulerAnswer
 from scavenger.batch.moved_leases import MovedLeases
+from scavenger.batch.poll_result import Finding, SchedulerAnswer
+from scavenger.batch.preemption_hold import PreemptionHold
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
@@ -78,7 +78,17 @@ IDS_PER_QUERY = 50
 
 
 class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
-    """A connection to one PBS. One call at a time."""
+    """A connection to one PBS. One call at a time.
+
+    Args:
+        settings: settings of the site.
+        commands: runs PBS's commands; None: with the settings' limits.
+        source: reads PBS's state; None: the one that ``api`` selects.
+        memory: history of the gaps; None: a new one.
+        clock: returns epoch seconds.
+        api: ``commands``, ``bindings`` or ``auto``.
+        environment: this process's environment.
+    """
 
     name = "pbs"
     title = "PBS"

@@ -206,6 +206,11 @@ def submitting_environment(
 def source_for(api: Api, commands: Commands, server: str) -> PbsSource:
     """Return the source to use. Raises SchedulerError if the bindings are configured and cannot be
     used.
+
+    Args:
+        api: the site's setting.
+        commands: runs PBS's commands.
+        server: name of PBS's server; empty: the default one.
     """
     if api == "commands":
         return PbsCommandSource(commands)

@@ -155,7 +155,14 @@ def node_table(nodes: Any, up: set[str]) -> NodeTable:
 
 
 def node_group(state: str, features: tuple[str, ...], gres: str, reason: str) -> NodeGroup:
-    """Return the group for a state such as ``IDLE+PLANNED``."""
+    """Return the group of a node.
+
+    Args:
+        state: its state, such as ``IDLE+PLANNED``.
+        features: its active features.
+        gres: its GRES, as Slurm prints them.
+        reason: the reason of its state.
+    """
     base, *flags = state.upper().split("+")
     word, marks = sinfo_state(base, frozenset(flags))
     return NodeGroup(word + marks, word, marks, features, gres, reason)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scavenger.batch.commands import CommandError, Commands
-from scavenger.batch.look import Finding
+from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import SchedulerError
@@ -284,7 +284,7 @@ def _preempting_qos(inputs: SlurmCheckInputs) -> Iterator[Finding]:
             ["sacctmgr", "-nP", "show", "qos", "format=name,preempt,preemptmode"]
         )
     except CommandError as error:
-        yield False, f"Slurm's QOS cannot be asked for: {error}"
+        yield False, f"Slurm's QOS cannot be read: {error}"
         return
     rows = [line.split("|") for line in printed.splitlines() if line.count("|") >= 2]
     mode = next((row[2] for row in rows if row[0] == qos), None)
@@ -440,12 +440,12 @@ def _shape(inputs: SlurmCheckInputs) -> Iterator[Finding]:
             )
         else:
             most = min(s.shared_by, site.array_size)
-            yield True, f"Leases that are asked for together share a job array, {most} at most."
+            yield True, f"Leases that are requested together share a job array, {most} at most."
     elif s.shape == "block":
         whole = "" if inputs.settings.backfill else "; a preemption takes all of them at once"
         yield (
             True,
-            f"Leases that are asked for together are nodes of one job, {s.shared_by} at most"
+            f"Leases that are requested together are nodes of one job, {s.shared_by} at most"
             f"{whole}. They are given back one by one (scontrol update NodeList), the first last.",
         )
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from scavenger.batch.commands import CommandError, Commands, NoAnswerError
 from scavenger.batch.limits import job_limit, no_lease
-from scavenger.batch.look import Finding
+from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import SlurmJob, read_duration
@@ -186,7 +186,7 @@ class LimitWatch:
         self._turns: dict[str, tuple[float, list[str]]] = {}
         """Job → (time at which leases that leave for it were last seen, these leases)."""
 
-    def look(
+    def update(
         self,
         pending: Sequence[SlurmJob],
         own: Mapping[str, SlurmJob],
@@ -333,6 +333,11 @@ def limits(
 ) -> Iterator[Finding]:
     """Yield a finding for each limit against which leases count. There are none if Slurm enforces
     no limits or does not report them.
+
+    Args:
+        site: configuration of Slurm.
+        settings: settings of the site.
+        commands: runs the commands.
     """
     if not _enforced(site):
         return
@@ -485,7 +490,7 @@ def _together(limit: str, name: str, allows_none: bool) -> Finding:
     return (
         True,
         f"Leases have {limit} at most ({name}). More of them wait in Slurm for start_within and "
-        f"are withdrawn; max_leases in [{TABLE}] keeps them from being asked for.",
+        f"are withdrawn; max_leases in [{TABLE}] keeps MalleTrain from requesting them.",
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from scavenger.batch.commands import CommandError, Commands
-from scavenger.batch.look import Finding
+from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import read_duration

@@ -186,11 +186,16 @@ def read_nodes(text: str, mark: str) -> NodeTable:
 
 
 def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
-    """Parse ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``. ``prefix``: beginning of the names of
-    our jobs.
+    """Parse ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``. Lines of other users' jobs that neither
+    wait nor are suspended are skipped.
 
-    Lines of other users' jobs that neither wait nor are suspended are skipped. Raises
-    SchedulerError if the text has another form.
+    Args:
+        text: the output.
+        mark: the first field of each line.
+        prefix: beginning of the names of our jobs.
+
+    Raises:
+        SchedulerError: the text has another form.
     """
     table = SlurmJobTable([], [], [])
     begin, own = mark + "|", "|" + prefix

@@ -3,9 +3,9 @@
 :class:`SlurmScavenger`: one poll is three commands (squeue, sinfo, scontrol show reservation), or
 three calls of pyslurm if it can be used. The configuration (partitions, preemption, the backfill
 cycle) is read every few minutes. :mod:`scavenger.slurm.state` interprets Slurm's states,
-:mod:`scavenger.slurm.job` defines how a lease is requested, and :mod:`scavenger.slurm.due` decides
-which nodes are left to main jobs that are about to start. Everything else is common to all batch
-schedulers (:mod:`scavenger.batch`).
+:mod:`scavenger.slurm.job` defines how a lease is requested, and :mod:`scavenger.slurm.due_jobs`
+decides which nodes are left to main jobs that are about to start. Everything else is common to all
+batch schedulers (:mod:`scavenger.batch`).
 
 :class:`Hold` pauses lease requests while Slurm preempts leases for a job that it does not show yet.
 A main job can need more nodes than those of the leases that it preempts. It counts on idle nodes
@@ -34,8 +34,8 @@ from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import is_unknown
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
-from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
 from scavenger.batch.moved_leases import MovedLeases
+from scavenger.batch.poll_result import Finding, PollConclusions, SchedulerAnswer
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
@@ -43,7 +43,7 @@ from scavenger.batch.slots import ANY, LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError, host_of, kind_of
 from scavenger.slurm.check import SlurmCheckInputs, findings
-from scavenger.slurm.due import (
+from scavenger.slurm.due_jobs import (
     MAX_DUE_S,
     MAX_LACK_S,
     claims,
@@ -111,7 +111,7 @@ class Hold:
         """
         self._seen: set[str] = set()
 
-    def look(
+    def update(
         self,
         own: Mapping[str, SlurmJob],
         given_up: Container[str],
@@ -273,7 +273,17 @@ TURN_WITHOUT_BACKFILL_S = 60.0
 
 
 class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
-    """A connection to one Slurm. One call at a time."""
+    """A connection to one Slurm. One call at a time.
+
+    Args:
+        settings: settings of the site.
+        commands: runs Slurm's commands; None: with the settings' limits.
+        source: reads Slurm's state; None: the one that ``api`` selects.
+        memory: history of the gaps; None: a new one.
+        clock: returns epoch seconds.
+        api: ``commands``, ``pyslurm`` or ``auto``.
+        environment: this process's environment.
+    """
 
     name = "slurm"
     title = "Slurm"
@@ -364,7 +374,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         claim = slot_claims if s.slots else claims
         claimed = claim(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (
-            self._limits.look(jobs.pending, own, s.lease, s.owner, now)
+            self._limits.update(jobs.pending, own, s.lease, s.owner, now)
             if s.lease.leave_at_limits
             else AtLimit("", {})
         )
@@ -380,7 +390,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             grace_s,
             self._leave_by,
         )
-        hold = self._hold.look(own, given_up, facts, claimed.nodes, hold_s, now)
+        hold = self._hold.update(own, given_up, facts, claimed.nodes, hold_s, now)
         partitions = {i: own[i].partition for i, job in lease_jobs.items() if job.alive}
         moved = self._moved.reasons_to_leave(partitions, s.lease.partitions, now)
         leave = moved | {
@@ -523,7 +533,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return min(s.shared_by, site.array_size) if s.shape == "array" else s.shared_by
 
     def _shared_submission(
-        self, pack: Sequence[LeaseSpec], view: LookResult[SlurmSite]
+        self, pack: Sequence[LeaseSpec], view: PollConclusions[SlurmSite]
     ) -> tuple[list[str], bytes]:
         step, nodes = self._as_step(view.site), {spec.node for spec in pack}
         partitions = view.rules.partitions

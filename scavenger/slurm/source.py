@@ -105,8 +105,12 @@ def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmSource:
-    """Return the source to use with a Slurm of this version. Raises SchedulerError if pyslurm is
-    configured and cannot be used.
+    """Return the source to use. Raises SchedulerError if pyslurm is configured and cannot be used.
+
+    Args:
+        api: the site's setting.
+        commands: runs Slurm's commands.
+        version: release of the running Slurm.
     """
     if api == "commands":
         return SlurmCommandSource(commands)

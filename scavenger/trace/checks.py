@@ -57,6 +57,12 @@ def node_problems(
 ) -> list[tuple[int, str]]:
     """Return (event, sentence) for each violation of a rule: the events of a node alternate, begin
     with idle, and have different times.
+
+    Args:
+        time: time of each event, seconds.
+        node: index of its node.
+        idle: whether the node becomes idle.
+        names: names of the nodes.
     """
     order = np.argsort(node, kind="stable")
     n, i, t = node[order], idle[order], time[order]

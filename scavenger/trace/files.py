@@ -37,9 +37,15 @@ def read(
 ) -> Trace:
     """Read a trace file (CSV; gzip is detected by the content, not by the name).
 
-    ``names``: the machine's nodes, if some of them may have no event; None: the nodes in the file,
-    in order of appearance. ``duration_s``: end of the observation; None: the last event. Raises
-    TraceError with the line number of each problem (the first 20), also if the file cannot be read.
+    Args:
+        path: the file.
+        names: the machine's nodes, if some of them may have no event; None: the nodes in the file,
+            in order of appearance.
+        duration_s: end of the observation, seconds; None: the last event.
+
+    Raises:
+        TraceError: the file cannot be read or has errors; the text has the line number of each
+            problem (the first 20).
     """
     text = read_text(path)
     return parse(text, names=names, duration_s=duration_s, where=str(path))
@@ -76,7 +82,13 @@ def parse(
     duration_s: float | None = None,
     where: str = "trace",
 ) -> Trace:
-    """Return the trace in the CSV ``text``; see :func:`read`."""
+    """Return the trace in the CSV ``text``.
+
+    Args:
+        text: content of the file.
+        names, duration_s: see :func:`read`.
+        where: name of the trace in messages.
+    """
     lines = text.splitlines()
     while lines and not lines[-1].strip():
         lines.pop()

@@ -119,12 +119,22 @@ def fit(
     seed: int = 0,
     useful_gap_s: float = USEFUL_GAP_S,
 ) -> Trace:
-    """Return a trace for the virtual nodes ``names``, in real (sped-up) seconds.
+    """Return a trace for virtual nodes, in real (sped-up) seconds.
 
     A trace that already has exactly these nodes keeps them. Otherwise the most active nodes are
-    chosen (:func:`active_nodes`), from the window given by ``start_s`` (seconds of the trace; None:
-    where most useful gaps begin) and ``duration_s`` (real seconds; None: all of the trace). Raises
-    TraceError if the trace has too few nodes, or no event.
+    chosen (:func:`active_nodes`).
+
+    Args:
+        trace: the trace.
+        names: names of the virtual nodes.
+        speedup: divisor of the trace's times.
+        duration_s: length of the window, real seconds; None: all of the trace.
+        start_s: beginning of the window, seconds of the trace; None: where most useful gaps begin.
+        seed: seed of the choice of the first node.
+        useful_gap_s: minimum length of a useful gap, real seconds.
+
+    Raises:
+        TraceError: the trace has too few nodes, or no event.
     """
     if not (speedup > 0 and math.isfinite(speedup)):
         raise TraceError("replay", [f"The speed-up must be a positive number; got {speedup!r}."])

@@ -255,17 +255,25 @@ def demo_trace(
     shortest_gap_s: float = 8.0,
     spacing_s: float = 3.0,
 ) -> Trace:
-    """Return a trace for a few virtual nodes that shows MalleTrain's behaviour within minutes, to
-    be played with this ``speedup``.
+    """Return a trace for a few virtual nodes that shows MalleTrain's behaviour within minutes.
 
-    Gap lengths are Summit's, compressed ``speedup`` times, without those shorter than
-    ``shortest_gap_s`` real seconds. Nodes change state one at a time. ``duration_s``: real seconds
-    (the trace itself is ``duration_s·speedup`` long, in trace seconds). ``mean_idle``: None: 58 %
-    of the nodes (3.5 of 6). Among the traces that the model generates for ``seed``, the first
-    lively one is returned: within 10 % of the mean, at least half of it at the start, at least a
-    third of it for 95 % of the time; in each third of the time at least one node that becomes idle
-    and one that becomes busy per 18 real seconds; 70 % of the events ``spacing_s`` apart. Raises
-    TraceError if no such trace is found.
+    Gap lengths are Summit's, compressed ``speedup`` times. Nodes change state one at a time. Among
+    the traces that the model generates for ``seed``, the first lively one is returned: within 10 %
+    of the mean, at least half of it at the start, at least a third of it for 95 % of the time; in
+    each third of the time at least one node that becomes idle and one that becomes busy per 18 real
+    seconds; 70 % of the events ``spacing_s`` apart.
+
+    Args:
+        nodes: number of nodes.
+        duration_s: real seconds; the trace itself is ``duration_s·speedup`` seconds long.
+        speedup: divisor of the trace's times when it is played.
+        seed: seed of the random draws.
+        mean_idle: mean number of idle nodes; None: 58 % of the nodes (3.5 of 6).
+        shortest_gap_s: minimum length of a gap, real seconds.
+        spacing_s: desired minimum time between two events, real seconds.
+
+    Raises:
+        TraceError: no such trace is found.
     """
     target_idle = nodes * 3.5 / 6 if mean_idle is None else mean_idle
     model = MachineModel(

@@ -89,8 +89,19 @@ class Trace:
         where: str = "trace",
         first_line: int = 1,
     ) -> Trace:
-        """Check the events and return a trace of them. Raises TraceError with the problems, by
-        event number + ``first_line``.
+        """Check the events, and return a trace of them.
+
+        Args:
+            time: time of each event, seconds.
+            node: index of its node in ``names``.
+            idle: whether the node becomes idle.
+            names: names of the nodes.
+            duration_s: end of the observation, seconds; None: the last event.
+            where: name of the trace in messages.
+            first_line: line number of the first event in its file.
+
+        Raises:
+            TraceError: events are invalid; the text names them by event number + ``first_line``.
         """
         t = np.ascontiguousarray(time, dtype=np.float64)
         n = np.ascontiguousarray(node, dtype=np.int32)

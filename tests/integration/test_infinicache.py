@@ -26,7 +26,8 @@ import sys
 sys.path.insert(0, {home!r})
 from infinicache import mover, proxy
 from malletrain.streams import connection, server
-connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_S = proxy.SETTLE_S = {never}
+connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_TIMEOUT_S = {never}
+proxy.REGISTRATION_WAIT_S = {never}
 from infinicache.service import main
 sys.exit(main())
 """

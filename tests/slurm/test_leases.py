@@ -349,7 +349,7 @@ def test_a_lease_for_a_node_just_taken_is_withdrawn(cluster):
     slurm = cluster(2)
     one = scavenger(slurm, start_within_s=2.0)
     assert gaps(one) == ["n1", "n2"]
-    view = one.look()
+    view = one.read_state()
     main = slurm.submit("sleep 600", "--nodelist=n1", "--exclusive", "--time=20")
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
     one.look = lambda: view  # what was read is out of date when it is acted on

@@ -159,7 +159,7 @@ def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     one = shared(slurm, shape, start_within_s=0.5)
     one.poll()
     requests, marks = make_requests(root, "n1", "n2", "n3")
-    view = one.look()
+    view = one.read_state()
     slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
     slurm.until(lambda: slurm.states()[1] == "allocated", "somebody else is on n2 by now")
     one.look = lambda: view

@@ -1,5 +1,5 @@
-"""An in-memory cache for large objects whose memory is the idle nodes'. After InfiniCache (Wang et
-al., FAST 2020).
+"""A cache for large objects in the memory of idle nodes, after InfiniCache (Wang et al., FAST
+2020).
 """
 
 from infinicache.client import AsyncCache

@@ -1,9 +1,9 @@
-"""How likely an object is lost. Pure.
+"""The probability that an object is lost. Pure.
 
-When r of N nodes go at once and an object has its n chunks on n random distinct nodes, the number
-of chunks that go is hypergeometric, and the object is lost when more than p go (the model of
-InfiniCache, Wang et al., FAST 2020, here for any code). Over a trace, where losses follow each
-other and repair takes time, :func:`monte_carlo` follows single objects.
+If r of N nodes are lost at once, and an object has its n chunks on n random distinct nodes, the
+number of lost chunks is hypergeometric. The object is lost if that number exceeds p (the model of
+InfiniCache, Wang et al., FAST 2020, here for any code). :func:`monte_carlo` follows single objects
+over a trace, in which losses follow each other and repair takes time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from math import comb, expm1, log1p
 
 
 def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
-    """P(more than ``spare`` of an object's ``chunks`` are on the ``gone`` of ``nodes`` nodes).
+    """Return the probability that more than ``spare`` of an object's chunks are on lost nodes.
 
-    Raises ValueError when there are more chunks than nodes.
+    Args:
+        nodes: number of nodes in the pool.
+        chunks: number of chunks of the object, each on a node of its own.
+        spare: number of chunks that the object can lose.
+        gone: number of nodes that are lost at once.
+
+    Raises:
+        ValueError: there are more chunks than nodes.
     """
     if not 0 <= chunks <= nodes or not 0 <= gone <= nodes:
         raise ValueError(
-            f"{chunks} chunks on distinct nodes and {gone} of them gone do not fit {nodes} nodes."
+            f"{chunks} chunks on distinct nodes, or {gone} lost nodes, do not fit {nodes} nodes."
         )
     ways = sum(
         comb(chunks, k) * comb(nodes - chunks, gone - k)
@@ -31,11 +38,13 @@ def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
 
 
 def loss_with_copies(nodes: int, chunks: int, spare: int, gone: int, copied: float) -> float:
-    """As :func:`loss_probability`, where each chunk has a copy at another random node with
-    probability ``copied``: a chunk is gone when its node is, and its copy's node too or there is no
-    copy.
+    """As :func:`loss_probability`, but each chunk has a copy at another random node with
+    probability ``copied``. A chunk is lost if its node is lost, and its copy too or there is no
+    copy. The nodes of the copies are assumed to be independent of each other.
 
-    The nodes of the copies are taken to be independent of each other.
+    Args:
+        nodes, chunks, spare, gone: see :func:`loss_probability`.
+        copied: probability that a chunk has a copy.
     """
     ways, lost = comb(nodes, gone), 0.0
     if not gone:
@@ -52,14 +61,15 @@ def loss_with_copies(nodes: int, chunks: int, spare: int, gone: int, copied: flo
 def lost_within(
     losses: Iterable[tuple[int, int]], share: float, chunks: int, spare: int, copied: float = 0.0
 ) -> float:
-    """How likely an object is lost within ``share`` of the time in which ``losses`` were seen.
+    """Return the probability that an object is lost within a part of the time in which losses were
+    observed. A pool with fewer nodes than chunks counts as a pool with as many nodes as chunks.
 
     Args:
-        losses: (nodes there were, nodes that went at once), each loss of the time.
-        share: of that time, that the object is looked at for; it is whole again before each loss.
-        copied: how likely a chunk has a copy when its node goes.
-
-    Losses of a pool with fewer nodes than chunks are taken for those of a pool with as many.
+        losses: (nodes in the pool, nodes lost at once) of each observed loss.
+        share: the object's lifetime divided by the observed time. The object is complete again
+            before each loss.
+        chunks, spare: see :func:`loss_probability`.
+        copied: probability that a chunk has a copy when its node is lost.
     """
     safe = 0.0
     for nodes, gone in losses:
@@ -70,8 +80,8 @@ def lost_within(
 
 @dataclass(frozen=True)
 class PoolChange:
-    """What happens to the pool at ``time`` (seconds): nodes that join, and nodes that are lost
-    without notice.
+    """A change of the pool at ``time``, seconds: nodes that join, and nodes that are lost without
+    notice.
     """
 
     time: float
@@ -89,11 +99,16 @@ def monte_carlo(
     trials: int,
     rng: random.Random,
 ) -> tuple[float, float]:
-    """The share of objects lost within ``life_s`` after they were put at a random moment, and its
-    standard error.
+    """Return the share of objects that are lost within ``life_s`` after a put at a random time, and
+    the standard error of that share. Times at which the pool has too few nodes are not drawn.
 
-    A lost chunk is made anew ``repair_s`` later on a random other node, if the object still lives
-    then. Moments at which the pool has too few nodes are not drawn.
+    Args:
+        changes: changes of the pool, in order of time.
+        chunks, spare: see :func:`loss_probability`.
+        life_s: lifetime of an object, seconds.
+        repair_s: time after which a lost chunk is rebuilt on a random other node, seconds.
+        trials: number of objects to follow.
+        rng: source of the random draws.
     """
     pools: list[frozenset[str]] = []
     pool: frozenset[str] = frozenset()
@@ -143,8 +158,12 @@ def _is_lost(
 
 
 def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, gone: int) -> float:
-    """How many of ``objects`` (chunks there are, how many of them it can do without) are expected
-    to be lost with ``gone`` of ``nodes``.
+    """Return the expected number of lost objects.
+
+    Args:
+        objects: (number of chunks, number of chunks that it can lose) of each object.
+        nodes: number of nodes in the pool.
+        gone: number of nodes that are lost at once.
     """
     probabilities: dict[tuple[int, int], float] = {}
     total = 0.0

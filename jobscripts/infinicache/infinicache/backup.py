@@ -1,9 +1,9 @@
-"""Copies of a node's chunks at a peer, brought up to date now and then: the delta synchronisation
-of InfiniCache, as an option.
+"""Copies a node's chunks to a peer at intervals: the delta synchronisation of InfiniCache, as an
+option.
 
-What was written since the last time is lost with the node all the same. What was copied is fetched
-from the peer instead of being made out of d other chunks, and saves objects that lost more than p
-nodes. It costs the pool as much memory again. A copy is not counted as protection.
+Chunks that were written after the last copy are lost with the node. A copied chunk is fetched from
+the peer instead of being rebuilt from d other chunks, so that an object survives the loss of more
+than p nodes. The copies need as much memory as the chunks. They do not count as protection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Chunk = tuple[str, int, int, int]
 
 
 class Backups:
-    """What a node keeps for others, at most ``capacity`` bytes."""
+    """The copies that a node keeps for other nodes, at most ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.store = ChunkStore(capacity)
@@ -40,13 +40,15 @@ class Backups:
         crc: int,
         body: Buffer = b"",
     ) -> dict[str, Any]:
-        """Take a copy."""
+        """Store a copy of a chunk for its owner."""
         self.store.put(key, version, msgspec.convert(shape, Shape), stripe, index, crc, body)
         self._owned.setdefault(owner, set()).add((key, version, stripe, index))
         return {}
 
     def keep(self, owner: str, chunks: list[list[Any]]) -> dict[str, Any]:
-        """The owner holds these and no others any more."""
+        """Drop the copies of ``owner`` that are not in ``chunks``, which lists all chunks that it
+        still has.
+        """
         owned = {
             (str(key), int(version), int(stripe), int(index))
             for key, version, stripe, index in chunks
@@ -57,8 +59,10 @@ class Backups:
         return {}
 
 
-class BackupTo:
-    """A node's copies at its peer. ``peer``: who has them, None before the first time."""
+class BackupWriter:
+    """The copies of one node's chunks at its peer. ``peer``: address of the node that has them;
+    None before the first copy.
+    """
 
     def __init__(self, store: ChunkStore, peers: Peers, address: str, bytes_s: float) -> None:
         self.peer: str | None = None
@@ -66,8 +70,8 @@ class BackupTo:
         self._done: set[Chunk] = set()
 
     async def run(self, peer: str) -> int:
-        """Copy what is new to ``peer``, slowly, and have it forget what is not here any more.
-        Return the chunks that were copied.
+        """Copy new chunks to ``peer`` at a limited rate, and let it drop the copies of chunks that
+        this node no longer has. Return the number of copied chunks.
         """
         if peer != self.peer:
             self._done.clear()
@@ -89,7 +93,8 @@ class BackupTo:
                         "crc": crc,
                     }
                     await call("backup", [data], owner=self._address, **about)
-                except (Refusal, CallFailed):  # dropped meanwhile, or the peer is full
+                # the chunk was dropped meanwhile, or the peer is full
+                except (Refusal, CallFailed):
                     continue
                 self._done.add(chunk)
                 copied += 1

@@ -1,4 +1,4 @@
-"""``infinicache get|put|delete|stat|summary``: the cache from the shell."""
+"""``infinicache get|put|delete|stat|summary``: uses the cache from the shell."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ import msgspec
 from infinicache.objects import CacheError
 from infinicache.sync import Cache
 
-PIECE = 8 << 20
+PIECE_BYTES = 8 << 20
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(PIECE):
+    while piece := file.read(PIECE_BYTES):
         yield piece
 
 
 def _where(options: argparse.Namespace) -> tuple[list[str], bytes]:
-    """Addresses and key: from the options, or of the service job that ``--job`` names."""
+    """Return the addresses of the members and the key: from the options, or from the service job
+    that ``--job`` names.
+    """
     if options.job:
         from malletrain.client import Connection
 
@@ -64,8 +66,8 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
 
 
 def _fetch(cache: Cache, key: str, path: str | None) -> bool:
-    """Write an object to a file, or to the standard output. Return whether it was there. What was
-    in the file stays until the object is there whole.
+    """Write an object to a file, or to the standard output. Return whether the object exists. The
+    file keeps its old content until the whole object has been read.
     """
     if path is None or (os.path.exists(path) and not os.path.isfile(path)):
         with open(path, "wb") if path is not None else sys.stdout.buffer as file:
@@ -92,13 +94,13 @@ def _write(cache: Cache, key: str, file: BinaryIO) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 a miss or refused, 2 usage."""
+    """Run one command. Return the exit code: 0 done, 1 a miss or a refusal, 2 wrong usage."""
     parser = argparse.ArgumentParser(
         prog="infinicache", description="Objects in the memory of idle nodes."
     )
     parser.add_argument(
         "--job",
-        help="the service job of MalleTrain, by name or id: its members and its key are asked for",
+        help="name or id of the service job; its members and its key are requested from MalleTrain",
     )
     parser.add_argument(
         "--at",

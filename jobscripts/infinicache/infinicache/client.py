@@ -1,9 +1,10 @@
 """The client of the cache for asyncio: ``put``, ``get``, ``delete``, ``stat``, and streams of
-objects that do not fit into memory twice.
+objects of which memory cannot hold two copies.
 
-Coding happens at the client: :mod:`infinicache.stripes` reads. A chunk that cannot be had is as
-good as lost, and reported to the proxy, which has it made anew. Values are immutable: a put under a
-known key replaces the object, and from its beginning on the old one is not read any more.
+The client encodes and decodes objects; :mod:`infinicache.stripes` reads them. A chunk that cannot
+be read counts as lost: the client reports it to the proxy, which has it rebuilt. Values are
+immutable: a put under an existing key replaces the object. Once that put has begun, the old object
+is not read.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
 from malletrain.waits import time_limit
 
-ATTEMPTS = 3
-CALL_S = 30.0
+MAX_ATTEMPTS = 3
+CALL_TIMEOUT_S = 30.0
 log = logging.getLogger("infinicache")
 
 
 def _about(key: str, head: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer ``head`` of a proxy. Raises CacheError if it is about another key."""
+    """Return the answer of a proxy. Raises CacheError if it is about another key."""
     if head.get("key") != key:
         raise CacheError(
             f"A proxy answered about another key than {key!r}; use one version of infinicache "
@@ -48,9 +49,9 @@ _PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get ret
 
 
 def as_bytes(value: Buffer) -> memoryview:
-    """Return the bytes of ``value``: anything with the buffer protocol, such as bytes or a NumPy
-    array. They are copied only if they do not lie in the order of C already. What has no bytes of
-    its own is refused: the memory of an array of Python objects is a list of addresses.
+    """Return the bytes of ``value``, which has the buffer protocol, such as bytes or a NumPy array.
+    The bytes are copied only if they are not in the order of C. An array of Python objects is
+    refused, because its memory is a list of addresses.
 
     Raises:
         TypeError: ``value`` has no bytes of its own.
@@ -81,7 +82,7 @@ def as_bytes(value: Buffer) -> memoryview:
 
 
 def checked_key(key: str) -> str:
-    """Return ``key``.
+    """Return ``key`` if it is valid.
 
     Raises:
         TypeError: it is no text.
@@ -104,20 +105,20 @@ def checked_key(key: str) -> str:
 
 @dataclass
 class NearObject:
-    """One object that is here."""
+    """An object in the near cache."""
 
     version: int
-    """Of the object in the cache."""
+    """Version of the object in the cache."""
     value: bytearray
-    """What it is; never changed: views of it are given away."""
+    """Its bytes. They are never changed, because readers have views of them."""
     checked_at: float
-    """When the cache last said that this is its newest version."""
+    """Time at which the cache last confirmed that this is the newest version, monotonic seconds."""
 
 
 class NearCache:
-    """What the client read last, in its own memory: at most ``capacity`` bytes; larger objects are
-    not kept. The least recently used goes first. Whether what is here is still the newest is the
-    caller's to find out, by its version.
+    """The objects that the client read last, in its own memory: at most ``capacity`` bytes. An
+    object larger than that is not kept. The least recently used object is dropped first. The caller
+    checks by the version whether an object is still the newest.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -125,22 +126,24 @@ class NearCache:
         self.used = 0
         self._objects: OrderedDict[str, NearObject] = OrderedDict()
         self._reads: dict[str, set[object]] = {}
-        """Those under way since the key was changed last."""
+        """Key → reads in progress that began after the key was last changed."""
 
     def get(self, key: str) -> NearObject | None:
-        """What is here under ``key``, which is used now."""
+        """Return the object under ``key`` and mark it as used; None if it is not here."""
         if (entry := self._objects.get(key)) is not None:
             self._objects.move_to_end(key)
         return entry
 
     def reads(self, key: str) -> object:
-        """A read of ``key`` begins; what is returned names it."""
+        """Record the start of a read of ``key``. Return a token for :meth:`done`."""
         read = object()
         self._reads.setdefault(key, set()).add(read)
         return read
 
     def done(self, key: str, read: object) -> bool:
-        """A read has ended; whether ``key`` was left as it was meanwhile by this process."""
+        """Record the end of a read. Return whether this process has not changed ``key``
+        meanwhile.
+        """
         under_way = self._reads.get(key, set())
         same = read in under_way
         under_way.discard(read)
@@ -149,12 +152,14 @@ class NearCache:
         return same
 
     def changed(self, key: str) -> None:
-        """This process changes the object: neither what is here nor what is being read counts."""
+        """Record that this process changes the object: drop it, and invalidate its reads in
+        progress.
+        """
         self.drop(key)
         self._reads.pop(key, None)
 
     def put(self, key: str, version: int, value: bytearray, now: float) -> None:
-        """Keep what was read at ``now``, which nobody changes from now on."""
+        """Keep a value that was read at ``now``. The caller does not change it afterwards."""
         self.drop(key)
         if len(value) > self.capacity:
             return
@@ -164,7 +169,7 @@ class NearCache:
             self.drop(next(iter(self._objects)))
 
     def drop(self, key: str) -> None:
-        """Forget it."""
+        """Drop the object under ``key``."""
         if (entry := self._objects.pop(key, None)) is not None:
             self.used -= len(entry.value)
 
@@ -173,20 +178,21 @@ Loader = Callable[[str], Buffer | Awaitable[Buffer]]
 
 
 class AsyncCache:
-    """The cache that has a process at each of ``addresses`` (any of them will do; the others are
-    learned).
+    """A client of the cache.
 
     Args:
-        addresses: ``host:port`` of at least one member.
+        addresses: ``host:port`` of at least one member; the client learns the others.
         key: the cache's secret.
-        code: (d, p) for every object; None: by size.
-        hedge_s: how long a get waits for its first d chunks before it asks for the others too; 0:
-            asks for all at once; None: twice as long as chunks of that size have been taking.
-        timeout_s: after which a chunk that does not come counts as lost.
-        near_bytes: of objects that were read, kept in this process's memory. Each get asks the
-            proxy whether that is the newest version, and transfers nothing if it is.
-        near_s: for so long after it was asked a get does not ask again: it may return what was
-            replaced or deleted by another client in that time.
+        code: (d, p) for every object; None: chosen by the object's size.
+        hedge_s: time that a get waits for its first d chunks before it requests the others,
+            seconds; 0: it requests all at once; None: twice the usual time of chunks of that size.
+        stripe_bytes: size of a stripe, bytes.
+        timeout_s: time after which a missing chunk counts as lost, seconds.
+        near_bytes: maximum size of the objects that this process keeps in its own memory after
+            reading them, bytes. Each get asks the proxy whether the kept version is the newest, and
+            transfers nothing if it is.
+        near_s: time after such a question for which a get does not ask again, seconds. Within it a
+            get may return an object that another client has replaced or deleted.
     """
 
     def __init__(
@@ -197,7 +203,7 @@ class AsyncCache:
         code: tuple[int, int] | None = None,
         hedge_s: float | None = None,
         stripe_bytes: int = STRIPE_BYTES,
-        timeout_s: float = CALL_S,
+        timeout_s: float = CALL_TIMEOUT_S,
         near_bytes: int = 0,
         near_s: float = 0.0,
     ) -> None:
@@ -222,28 +228,33 @@ class AsyncCache:
         self.close()
 
     def close(self) -> None:
-        """Close all connections. The cache cannot be used any more."""
+        """Close all connections. The cache cannot be used afterwards."""
         self._is_closed = True
         self._peers.close()
 
     def _enter(self, key: str = "") -> None:
-        """Begin a call. A forked process does not wait for the loads of its parent."""
+        """Check the key and this client's state at the beginning of a call. A forked process does
+        not wait for the loads of its parent.
+        """
         checked_key(key)
         if self._is_closed:
-            raise CacheError("This cache is closed; make another one.")
+            raise CacheError("This cache is closed; make a new one.")
         if os.getpid() != self._process:
             self._process, self._loading = os.getpid(), {}
 
     # --- the four ---
 
     async def put(self, key: str, value: Buffer, *, code: tuple[int, int] | None = None) -> Receipt:
-        """Store the bytes of ``value`` under ``key``, in place of what was there. An array gives
-        its bytes in the order of C; its shape and type are not stored.
+        """Store the bytes of ``value`` under ``key``, and replace an existing object. The bytes of
+        an array are stored in the order of C, without its shape and type. After an error, a get of
+        the key returns ``value`` or a miss, never the replaced object.
 
-        Raises TypeError when the key is no text or the value has no bytes (an array of objects, a
-        tensor), TooLarge when it does not fit, Unavailable when the cache cannot be reached,
-        CacheError when another put or delete overtook this one. After an error the key is a miss or
-        holds ``value``, never what was there before.
+        Raises:
+            TypeError: the key is no text, or the value has no bytes of its own (an array of
+                objects, a tensor).
+            TooLarge: the value does not fit.
+            Unavailable: the cache cannot be reached.
+            CacheError: another put or delete overtook this one.
         """
         self._enter(key)
         view = as_bytes(value)
@@ -262,7 +273,7 @@ class AsyncCache:
         *,
         code: tuple[int, int] | None = None,
     ) -> Receipt:
-        """As :meth:`put`, for ``size`` bytes that come in pieces: no more than one stripe is held
+        """As :meth:`put`, for ``size`` bytes that come in pieces. At most one stripe is in memory
         at a time.
         """
         self._enter(key)
@@ -292,14 +303,18 @@ class AsyncCache:
         return await self._put(key, size, parts(), code)
 
     async def get(self, key: str, loader: Loader | None = None) -> bytearray | None:
-        """The object under ``key``, None on a miss. With a ``loader``, a miss calls it, puts what
-        it returns and returns that; calls for one key at one time share one load.
+        """Return the object under ``key``; None on a miss.
+
+        Args:
+            key: name of the object.
+            loader: called on a miss. Its result is put into the cache and returned. Simultaneous
+                calls for one key share one load.
         """
         return await self._get_or_load(key, loader, own=True)
 
     async def get_view(self, key: str, loader: Loader | None = None) -> memoryview | None:
-        """As :meth:`get`, to be read only: what is near is not copied. As long as the view is held
-        its memory is, whether or not the near cache still counts it.
+        """As :meth:`get`, but read-only: an object in the near cache is not copied. The memory is
+        in use as long as the view exists, even if the near cache has dropped the object.
         """
         value = await self._get_or_load(key, loader, own=False)
         return None if value is None else memoryview(value).toreadonly()
@@ -316,11 +331,12 @@ class AsyncCache:
                 lambda done: (self._loading.pop(key, None), done.cancelled() or done.exception())
             )
         loaded = await asyncio.shield(loading)
-        return loaded if own else bytearray(loaded)  # a get of the same load may change its own
+        # another get of the same load may change its copy
+        return loaded if own else bytearray(loaded)
 
     async def get_stream(self, key: str) -> AsyncIterator[bytearray]:
-        """The object stripe by stripe; nothing on a miss. Raises CacheError when it is lost or
-        replaced on the way.
+        """Yield the object stripe by stripe; nothing on a miss. Raises CacheError if the object is
+        lost or replaced while it is read.
         """
         self._enter(key)
         place = await self._find(key)
@@ -328,14 +344,14 @@ class AsyncCache:
             return
         of, lengths = place.of, place.shape.stripes
         for stripe, length in enumerate(lengths):
-            for attempt in range(ATTEMPTS):
+            for attempt in range(MAX_ATTEMPTS):
                 part = bytearray(length)
                 try:
                     await self._read(key, place, stripe, part)
                 except StripeLost as lost:
                     await self._report(key, place, lost.bad)
                     again = await self._find(key)
-                    if again is None or again.of != of or attempt == ATTEMPTS - 1:
+                    if again is None or again.of != of or attempt == MAX_ATTEMPTS - 1:
                         raise CacheError(
                             f"{key!r} was lost or replaced while it was read."
                         ) from None
@@ -345,7 +361,7 @@ class AsyncCache:
             yield part
 
     async def delete(self, key: str) -> bool:
-        """Forget ``key``. Return whether it was there."""
+        """Delete ``key``. Return whether it existed."""
         self._enter(key)
         self._near.changed(key)
         try:
@@ -354,7 +370,7 @@ class AsyncCache:
             self._near.changed(key)
 
     async def stat(self, key: str) -> Stat | None:
-        """What the cache knows of ``key`` without reading it; None on a miss."""
+        """Return the cache's description of ``key`` without reading the object; None on a miss."""
         self._enter(key)
         head = _about(key, await self._proxies.ask(key, "find", key=key))
         if not head["exists"]:
@@ -371,8 +387,8 @@ class AsyncCache:
         )
 
     async def summary(self) -> list[dict[str, Any]]:
-        """What each proxy says of its pool: nodes, objects, bytes, degraded and lost objects, bytes
-        moved.
+        """Return the summary of each proxy's pool: nodes, objects, bytes, degraded and lost
+        objects, moved bytes.
         """
         self._enter()
         deadline = time.monotonic() + self._timeout_s
@@ -400,18 +416,18 @@ class AsyncCache:
                 await self._proxies.ask(
                     key, "report", key=place.name, version=place.version, bad=bad
                 )
-            except CacheError:  # the proxy is gone; its follower looks for itself
+            except CacheError:  # the proxy is gone; its successor detects the loss itself
                 pass
 
     # --- writing ---
 
     async def _copy(self, key: str, name: str, value: Buffer, stripe_bytes: int) -> None:
-        """Put a further copy of a hot object, for whoever reads it next."""
+        """Put another copy of a hot object, for later readers."""
         try:
             await self._write(
                 key, len(value), self._parts(memoryview(value), stripe_bytes), None, name
             )
-        except CacheError as error:  # it was replaced meanwhile, or there is no room
+        except CacheError as error:  # the object was replaced meanwhile, or there is no room
             log.info("no further copy of %r was made: %s", key, error)
 
     async def _put(
@@ -485,14 +501,16 @@ class AsyncCache:
         view = as_bytes(value)
         try:
             await self.put(key, view)
-        except CacheError:  # the value is good, whether it could be kept or not
+        except CacheError:  # the value is valid even if it could not be stored
             pass
         return value if isinstance(value, bytearray) else bytearray(view)
 
     # --- reading ---
 
     async def _get(self, key: str, own: bool) -> bytearray | None:
-        """The object; ``own``: for the caller to change, else perhaps what the near cache holds."""
+        """Return the object; None on a miss. ``own``: whether the caller may change it; if not, it
+        may be the near cache's object.
+        """
         self.counts["gets"] += 1
         near = self._near.get(key)
         if near is not None and time.monotonic() - near.checked_at < self._near_s:
@@ -507,7 +525,7 @@ class AsyncCache:
     async def _get_far(
         self, key: str, near: NearObject | None, read: object, own: bool
     ) -> bytearray | None:
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             sent_at = time.monotonic()
             place = await self._find(key)
             if place is None:

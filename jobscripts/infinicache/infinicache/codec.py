@@ -1,9 +1,9 @@
-"""Reed-Solomon by object: cutting an object into stripes and chunks, parity, and what is missing
-out of what is there.
+"""Reed-Solomon coding of objects: cuts an object into stripes and chunks, computes parity, and
+rebuilds missing chunks.
 
 A stripe of ``n`` bytes is cut into d data chunks of ``ceil(n / d)`` bytes (the last ones padded
-with zeros) and p parity chunks of the same length; any d of the d+p make the stripe. Pure: no
-sockets.
+with zeros) and p parity chunks of the same length. Any d of the d+p chunks determine the stripe.
+Pure: no sockets.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from infinicache.isal import Buffer
 
 MIB = 1 << 20
 STRIPE_BYTES = 64 * MIB
-"""Objects are coded in stripes of at most this, so that a stream needs no more memory than a few of
-them.
-"""
+"""Maximum size of a stripe, bytes. A stream needs the memory of a few stripes."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """``d`` data and ``p`` parity chunks: any ``d`` of the ``d + p`` suffice."""
+    """A code with ``d`` data chunks and ``p`` parity chunks: any ``d`` of the ``d + p`` suffice."""
 
     d: int
     p: int
@@ -36,7 +34,7 @@ class Code:
 
     @property
     def n(self) -> int:
-        """Chunks in all."""
+        """Number of all chunks."""
         return self.d + self.p
 
     def __str__(self) -> str:
@@ -44,18 +42,18 @@ class Code:
 
 
 SMALL, MEDIUM, DEFAULT, LARGE = Code(1, 2), Code(4, 2), Code(10, 2), Code(20, 4)
-BY_SIZE = ((64 << 10, SMALL), (MIB, MEDIUM), (256 * MIB, DEFAULT))
-"""(sizes below, code): small objects gain nothing from many chunks."""
+CODES_BY_SIZE = ((64 << 10, SMALL), (MIB, MEDIUM), (256 * MIB, DEFAULT))
+"""(upper limit of the size in bytes, code). Small objects gain nothing from many chunks."""
 
 
 def code_for(size: int) -> Code:
-    """The code of an object of ``size`` bytes where the user names none."""
-    return next((code for below, code in BY_SIZE if size < below), LARGE)
+    """Return the code of an object of ``size`` bytes if the user names none."""
+    return next((code for below, code in CODES_BY_SIZE if size < below), LARGE)
 
 
 def fit(target: Code, nodes: int) -> Code:
-    """The code that a pool of ``nodes`` nodes can hold with one chunk a node: ``target`` if it
-    fits; else fewer data chunks, and less parity where even that does not do.
+    """Return the code that a pool of ``nodes`` nodes can hold with one chunk per node: ``target``
+    if it fits, else one with fewer data chunks, and with less parity if that is not enough.
     """
     if nodes >= target.n:
         return target
@@ -64,19 +62,19 @@ def fit(target: Code, nodes: int) -> Code:
 
 
 def chunk_bytes(stripe: int, d: int) -> int:
-    """Bytes of each chunk of a stripe of ``stripe`` bytes."""
+    """Return the size of each chunk of a stripe of ``stripe`` bytes, bytes."""
     return -(-stripe // d)
 
 
 def stripes(size: int, stripe_bytes: int = STRIPE_BYTES) -> list[int]:
-    """Bytes of each stripe of an object; an empty object has one empty stripe."""
+    """Return the size of each stripe of an object, bytes. An empty object has one empty stripe."""
     full, rest = divmod(size, stripe_bytes)
     return [stripe_bytes] * full + ([rest] if rest or not full else [])
 
 
 def encode(data: Buffer, code: Code) -> list[memoryview]:
-    """The n chunks of a stripe. Data chunks are views of ``data`` (but for the padded ones), parity
-    chunks are new.
+    """Return the n chunks of a stripe. Data chunks are views of ``data`` except the padded ones;
+    parity chunks are new.
     """
     view = memoryview(data).cast("B")
     length = chunk_bytes(len(view), code.d)
@@ -98,8 +96,16 @@ def encode(data: Buffer, code: Code) -> list[memoryview]:
 def rebuild(
     chunks: Mapping[int, Buffer], want: Sequence[int], into: Sequence[Buffer], code: Code
 ) -> None:
-    """Make chunks ``want`` in the buffers ``into`` out of any d of ``chunks``. Raises ValueError
-    when there are fewer.
+    """Rebuild chunks from any d of ``chunks``.
+
+    Args:
+        chunks: index → content of the available chunks.
+        want: indices of the chunks to rebuild.
+        into: a buffer for each of them.
+        code: the code of the object.
+
+    Raises:
+        ValueError: there are fewer than d chunks.
     """
     if len(chunks) < code.d:
         raise ValueError(f"{len(chunks)} chunks of a {code} code are too few; {code.d} are needed.")

@@ -1,4 +1,4 @@
-"""The cache's connections: :mod:`malletrain.streams` under the cache's name."""
+"""The cache's connections: :mod:`malletrain.streams` with the cache's protocol name."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What so much memory would be worth: hits and bytes served a second by bytes of memory. Pure: the
-caller says what time it is.
+"""The benefit of memory: hits and bytes served per second as a function of the memory. Pure: the
+caller passes the time.
 
-A read hits in a cache of least recently used objects when the bytes of all objects used since the
-object was used last, and its own, fit into the memory (its stack distance: Mattson et al., 1970).
-Distances are followed for a sample of the keys, those whose hash is below a threshold, and scaled
-by its share; the threshold falls when the sample grows too large (SHARDS with a fixed size:
-Waldspurger et al., FAST 2015). What a sample that has too few or too many of the hottest keys gets
-wrong is put right at the smallest distance (SHARDS-adj). What was seen long ago counts less.
+In a cache that drops the least recently used object, a read is a hit if the memory holds all
+objects used since the last use of this one, and this one (the stack distance: Mattson et al.,
+1970). Distances are recorded for a sample of the keys, those whose hash is below a threshold, and
+scaled by the share of the sample. The threshold falls when the sample grows too large (SHARDS with
+a fixed size: Waldspurger et al., FAST 2015). If the sample has too few or too many of the hottest
+keys, the smallest distance is corrected (SHARDS-adj). Old reads count less.
 
-It knows nothing of nodes; what a node is worth is :func:`worth`'s.
+:func:`worth` converts the benefit of memory to the worth of nodes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SAMPLE = 8192
-"""Keys that are followed at most."""
+MAX_SAMPLED_KEYS = 8192
+"""Maximum number of sampled keys."""
 HALF_LIFE_S = 1800.0
-FORGET = 8
-"""A key that was not used for so many half-lives is not followed any more."""
-STEPS = 16
-"""Distances are told apart by a 16th of a power of two, 4 %."""
-MOST_NODES = 4096
+MAX_IDLE_HALF_LIVES = 8
+"""Number of half-lives without a use after which a key leaves the sample."""
+CLASSES_PER_DOUBLING = 16
+"""Number of classes of distances per power of two: a class is 4 % wide."""
+MAX_NODES = 4096
 _SPACE = 1 << 64
 
 
 @dataclass
-class _Followed:
+class _SampledKey:
     slot: int
     bytes: int
     size: int
@@ -42,17 +42,17 @@ class _Followed:
 
 @dataclass(frozen=True)
 class DemandCurve:
-    """What was read again, by what it takes to hit."""
+    """The benefit of memory for reads of keys that were read or written before."""
 
     bytes: tuple[float, ...] = ()
-    """Memory, growing."""
+    """Sizes of the memory, ascending, bytes."""
     hits_s: tuple[float, ...] = ()
-    """Hits a second that so much memory has."""
+    """Hits per second with that memory."""
     bytes_s: tuple[float, ...] = ()
-    """Bytes a second that it serves."""
+    """Bytes served per second with that memory."""
 
     def at(self, memory: float) -> tuple[float, float]:
-        """Hits and bytes a second of ``memory`` bytes."""
+        """Return the hits and the bytes per second of a memory of ``memory`` bytes."""
         i = bisect_right(self.bytes, memory)
         return (self.hits_s[i - 1], self.bytes_s[i - 1]) if i else (0.0, 0.0)
 
@@ -61,20 +61,20 @@ class KeyDemand:
     """The reads of one proxy's keys.
 
     Args:
-        sample: keys that are followed at most.
-        half_life_s: after which what was read counts half; infinite: all counts the same.
+        sample: maximum number of sampled keys.
+        half_life_s: age at which a read counts half, seconds; infinite: all reads count the same.
     """
 
-    def __init__(self, sample: int = SAMPLE, half_life_s: float = HALF_LIFE_S) -> None:
+    def __init__(self, sample: int = MAX_SAMPLED_KEYS, half_life_s: float = HALF_LIFE_S) -> None:
         self._most = sample
         self._half_life_s = half_life_s
         self._threshold = _SPACE
-        self._keys: dict[str, _Followed] = {}
+        self._keys: dict[str, _SampledKey] = {}
         self._by_hash: list[tuple[int, str]] = []
         self._tree = _Sums(4 * sample)
         self._next = 0
         self._again: dict[int, tuple[float, float]] = {}
-        """Step of the distance → (reads, bytes), in units of the newest time."""
+        """Class of the distance → (reads, bytes), decayed to ``_now``."""
         self._reads = self._sampled = 0.0
         self._bytes = self._sampled_bytes = 0.0
         self._since: float | None = None
@@ -82,16 +82,16 @@ class KeyDemand:
 
     @property
     def share(self) -> float:
-        """The share of all keys that is followed."""
+        """The share of all keys that is in the sample."""
         return self._threshold / _SPACE
 
     def observed_s(self, now: float) -> float:
-        """Seconds since the first read or write."""
+        """Return the seconds since the first read or write."""
         return 0.0 if self._since is None else now - self._since
 
     def read(self, key: str, now: float, size: int = 0) -> float | None:
-        """A get; ``size``: of what it found, 0 where nothing. Return the stack distance in bytes,
-        None where it is not known.
+        """Record a get. ``size``: size of the object, bytes; 0 on a miss. Return the stack distance
+        in bytes; None if it is not known.
         """
         self._pass(now)
         self._reads += 1.0
@@ -106,35 +106,35 @@ class KeyDemand:
         if sample is None:
             return None
         distance = self._tree.beyond(sample.slot) * weight + sample.bytes
-        step = math.ceil(STEPS * math.log2(max(1.0, distance)))
+        step = math.ceil(CLASSES_PER_DOUBLING * math.log2(max(1.0, distance)))
         reads, served = self._again.get(step, (0.0, 0.0))
         self._again[step] = (reads + weight, served + weight * sample.size)
         self._use(sample, now)
         return distance
 
-    def wrote(self, key: str, size: int, taken: int, now: float) -> None:
-        """A put of ``size`` bytes, which take ``taken`` bytes of memory."""
+    def write(self, key: str, size: int, taken: int, now: float) -> None:
+        """Record a put of ``size`` bytes, which occupy ``taken`` bytes of memory."""
         self._pass(now)
         hashed = _hash(key)
         if hashed >= self._threshold:
             return
         self.forget(key)
-        sample = self._keys[key] = _Followed(-1, taken, size, now, hashed)
+        sample = self._keys[key] = _SampledKey(-1, taken, size, now, hashed)
         heapq.heappush(self._by_hash, (-hashed, key))
         self._use(sample, now)
         while len(self._keys) > self._most:
             self._threshold = -self._by_hash[0][0]
             while self._by_hash and -self._by_hash[0][0] >= self._threshold:
-                self._lose(heapq.heappop(self._by_hash))
+                self._leave_sample(heapq.heappop(self._by_hash))
 
     def forget(self, key: str) -> None:
-        """It was deleted: who reads it next finds nothing."""
+        """Record the deletion of ``key``: the next read is a miss."""
         sample = self._keys.pop(key, None)
         if sample is not None:
             self._tree.add(sample.slot, -sample.bytes)
 
     def curve(self, now: float) -> DemandCurve:
-        """What is known now."""
+        """Return the current estimate."""
         self._pass(now)
         span = self._span_s(now)
         if not span or not self._again:
@@ -142,10 +142,11 @@ class KeyDemand:
         steps = sorted(self._again)
         hits = sum(reads for reads, _ in self._again.values())
         size = sum(size for _, size in self._again.values())
-        more = self._reads - self._sampled  # of the hottest keys, which a sample may have or not
-        at = [2.0 ** (step / STEPS) for step in steps]
+        # of the hottest keys, of which a sample may have too few or too many
+        more = self._reads - self._sampled
+        at = [2.0 ** (step / CLASSES_PER_DOUBLING) for step in steps]
         rates: list[tuple[float, float]] = []
-        # Few large objects are most bytes, and a sample may have too many of them, or none.
+        # A few large objects make up most bytes, and the sample may have too many or none of them.
         of_all = self._bytes / self._sampled_bytes if self._sampled_bytes else 1.0
         reads_sum, bytes_sum = more, of_all * more * size / hits
         for step in steps:
@@ -158,7 +159,7 @@ class KeyDemand:
     # --- inside ---
 
     def _span_s(self, now: float) -> float:
-        """Seconds that the fading counts stand for."""
+        """Return the time to which the decayed counts correspond, seconds."""
         lasted = self.observed_s(now)
         if math.isinf(self._half_life_s):
             return lasted
@@ -166,13 +167,13 @@ class KeyDemand:
         return mean * -math.expm1(-lasted / mean)
 
     def _pass(self, now: float) -> None:
-        """Time passes: what was counted fades."""
+        """Advance the time to ``now``, and decay the counts."""
         if self._since is None:
             self._since = self._now = now
         if now <= self._now or math.isinf(self._half_life_s):
             return
         keep = 0.5 ** ((now - self._now) / self._half_life_s)
-        if keep > 0.99:  # not at every read
+        if keep > 0.99:  # decay only now and then, not at every read
             return
         self._now = now
         self._reads *= keep
@@ -183,7 +184,7 @@ class KeyDemand:
             step: (reads * keep, size * keep) for step, (reads, size) in self._again.items()
         }
 
-    def _use(self, sample: _Followed, now: float) -> None:
+    def _use(self, sample: _SampledKey, now: float) -> None:
         if sample.slot >= 0:
             self._tree.add(sample.slot, -sample.bytes)
         if self._next == self._tree.size:
@@ -193,8 +194,8 @@ class KeyDemand:
         self._tree.add(sample.slot, sample.bytes)
 
     def _compact(self, now: float) -> None:
-        """Number the keys anew, without those that were not used for long."""
-        old = now - FORGET * self._half_life_s
+        """Renumber the keys, and drop those that were not used for a long time."""
+        old = now - MAX_IDLE_HALF_LIVES * self._half_life_s
         samples = sorted(
             ((k, f) for k, f in self._keys.items() if f.used >= old), key=lambda item: item[1].slot
         )
@@ -208,18 +209,19 @@ class KeyDemand:
             self._tree.add(f.slot, f.bytes)
             self._next += 1
         if len(samples) < self._most // 4:
-            # Keys that are let in again are new ones at their first read: too low for a while.
+            # Keys that enter the sample again count as new at their first read, so that the counts
+            # are too low for a while.
             self._threshold = min(_SPACE, 2 * self._threshold)
 
-    def _lose(self, entry: tuple[int, str]) -> None:
-        """Out of the sample; an entry of the heap may be of a key that is gone already."""
+    def _leave_sample(self, entry: tuple[int, str]) -> None:
+        """Drop a key from the sample. The heap may list keys that have left the sample already."""
         sample = self._keys.get(entry[1])
         if sample is not None and sample.hash == -entry[0]:
             self.forget(entry[1])
 
 
 class _Sums:
-    """Sums over ranges of slots that change (a Fenwick tree)."""
+    """Sums over ranges of slots, with updates (a Fenwick tree)."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -234,7 +236,7 @@ class _Sums:
             i += i & -i
 
     def beyond(self, slot: int) -> int:
-        """The sum over all slots after this one."""
+        """Return the sum over all slots after this one."""
         total, i = 0, slot + 1
         while i > 0:
             total += self._tree[i]
@@ -248,16 +250,16 @@ def _hash(key: str) -> int:
 
 
 def worth(curves: Mapping[int, DemandCurve], per_gb: float, node_bytes: float) -> dict[int, float]:
-    """Nodes → what they are worth, samples/s.
+    """Return the worth of each number of nodes, samples/s.
 
     Args:
-        curves: by the proxy's slot; each of them has the same part of every pool of nodes.
-        per_gb: samples that a gigabyte served from memory is worth.
-        node_bytes: memory of one node that holds objects.
+        curves: slot of a proxy → its demand curve. Each proxy has the same part of the nodes.
+        per_gb: worth of a gigabyte served from memory, samples.
+        node_bytes: memory of one node for objects, bytes.
     """
     proxies = max(1, len(curves))
     furthest = max((c.bytes[-1] for c in curves.values() if c.bytes), default=0.0)
-    last = min(MOST_NODES, max(1, math.ceil(furthest * proxies / max(1.0, node_bytes))))
+    last = min(MAX_NODES, max(1, math.ceil(furthest * proxies / max(1.0, node_bytes))))
     sizes = sorted({math.ceil(2 ** (i / 2)) for i in range(2 * last.bit_length())} | {last})
     values = {
         k: float(

@@ -1,5 +1,5 @@
-"""What a proxy's memory is made of: nodes, objects, and chunks on their way. Decides nothing but
-what an object's chunks are worth together.
+"""The records of a proxy: nodes, objects, and chunks to move. Decides only how many losses an
+object survives.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from infinicache.placement import NO_PROSPECT, Prospect
 
 @dataclass
 class PoolNode:
-    """One cache node. ``reserved``: bytes placed there; ``chunks``: key → indices of its chunks
-    there.
+    """A node of the cache.
+
+    ``reserved``: size of the chunks that are assigned to it, bytes. ``chunks``: key → indices of
+    its chunks on this node.
     """
 
     capacity: int
@@ -25,14 +27,16 @@ class PoolNode:
 
     @property
     def free(self) -> int:
-        """Bytes that may still be placed there."""
+        """Size of the chunks that can still be assigned to it, bytes."""
         return self.capacity - self.reserved
 
 
 @dataclass
 class Entry:
-    """One object. ``at``: index → node; ``spare``: index → node with a backup of a lost chunk.
-    ``touched``: CLOCK's bit; ``reads``: for telling what is most valuable.
+    """An object.
+
+    ``at``: index of a chunk → its node. ``spare``: index of a lost chunk → node with its backup.
+    ``touched``: the reference bit of CLOCK. ``reads``: number of reads.
     """
 
     key: str
@@ -46,7 +50,9 @@ class Entry:
 
     @property
     def protection(self) -> int:
-        """Nodes that may be lost, whichever they are; below 0 when the object cannot be read."""
+        """Number of nodes whose loss the object survives, whichever they are; below 0 if the object
+        cannot be read.
+        """
         spare = len(self.at) - self.shape.d
         if spare <= 0:
             return spare
@@ -59,15 +65,17 @@ class Entry:
         return nodes
 
     @property
-    def hopeless(self) -> bool:
-        """Whether it is lost for good: the backups of its lost chunks do not make up for them."""
+    def unrecoverable(self) -> bool:
+        """Whether the object is lost for good: even with the backups there are fewer than d
+        chunks.
+        """
         return len(self.at) + len(self.spare.keys() - self.at.keys()) < self.shape.d
 
 
 @dataclass(frozen=True)
 class Move:
-    """Chunk ``index`` of an object to ``target``: from ``source``, or rebuilt from the others where
-    there is none.
+    """Chunk ``index`` of an object is to be moved to ``target``, from ``source``; None: it is
+    rebuilt from the other chunks.
     """
 
     key: str

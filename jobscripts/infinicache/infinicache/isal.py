@@ -1,9 +1,9 @@
-"""Intel's ISA-L (https://github.com/intel/isa-l), called directly: Reed-Solomon over GF(2^8) and a
+"""Calls Intel's ISA-L (https://github.com/intel/isa-l) directly: Reed-Solomon over GF(2^8) and a
 CRC, on any buffers, without copies.
 
-The library comes inside the wheel of pyeclib, or from the system (Debian: libisal2). pyeclib's own
-interface is not used: it wants the whole object in one piece, copies every fragment and puts a
-header before it. The calls release the interpreter's lock.
+The library is part of the wheel of pyeclib, or of the system (Debian: libisal2). pyeclib's own
+interface needs the whole object in one piece, copies every fragment and adds a header to it;
+therefore it is not used. The calls release the global interpreter lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _find() -> str:
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """The loaded library. Raises NoLibrary."""
+    """Load the library once, and return it. Raises NoLibrary."""
     lib = ctypes.CDLL(_find())
     lib.ec_encode_data.argtypes = [
         ctypes.c_int,
@@ -89,8 +89,8 @@ _release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
 
 
 def address(data: Buffer) -> int:
-    """Where the bytes of a contiguous buffer lie. The caller keeps ``data`` alive. Raises
-    BufferError for one that is not contiguous.
+    """Return the address of a contiguous buffer. The caller keeps ``data`` alive. Raises
+    BufferError if the buffer is not contiguous.
     """
     view = _PyBuffer()
     _get_buffer(data, ctypes.byref(view), 0)
@@ -101,14 +101,14 @@ def address(data: Buffer) -> int:
 
 
 def crc64(data: Buffer) -> int:
-    """CRC-64/XZ of a buffer (ECMA-182, reflected)."""
+    """Return the CRC-64/XZ of a buffer (ECMA-182, reflected)."""
     return int(library().crc64_ecma_refl(0, address(data), len(data)))
 
 
 @lru_cache(maxsize=64)
 def matrix(d: int, p: int) -> bytes:
-    """The (d+p) x d generator matrix: identity above a Cauchy matrix, every d rows of which are
-    independent.
+    """Return the (d+p) x d generator matrix: the identity above a Cauchy matrix. Any d of its rows
+    are independent.
     """
     out = (ctypes.c_ubyte * ((d + p) * d))()
     library().gf_gen_cauchy1_matrix(out, d + p, d)
@@ -117,7 +117,9 @@ def matrix(d: int, p: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def rows_from(d: int, p: int, have: tuple[int, ...], want: tuple[int, ...]) -> bytes:
-    """The len(want) x d matrix that makes chunks ``want`` out of the d chunks ``have``."""
+    """Return the len(want) x d matrix that computes the chunks ``want`` from the d chunks
+    ``have``.
+    """
     lib, full = library(), matrix(d, p)
     chosen = (ctypes.c_ubyte * (d * d)).from_buffer_copy(
         b"".join(full[i * d : (i + 1) * d] for i in have)
@@ -147,8 +149,8 @@ def _tables(d: int, rows: bytes) -> Any:
 
 
 def combine(rows: bytes, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Write to each target the combination of the sources that its row of ``rows`` says. All
-    buffers have one length.
+    """Write to each target the linear combination of the sources given by its row of ``rows``. All
+    buffers have the same length.
     """
     d, length = len(sources), len(sources[0])
     if len(rows) != d * len(targets) or any(len(b) != length for b in (*sources, *targets)):

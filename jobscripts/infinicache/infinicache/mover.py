@@ -1,9 +1,9 @@
-"""Moves chunks for :mod:`infinicache.proxy`: has nodes fetch, forget and drop them
-(:class:`Mover`), and does the background work one piece at a time, repair first, then rebalancing
+"""Moves chunks for :mod:`infinicache.proxy`: requests nodes to fetch, forget and drop them
+(:class:`Mover`), and does the background work piece by piece, repair before rebalancing
 (:class:`Upkeep`).
 
-What is to be moved is decided in :mod:`infinicache.moves`; how fast, by the proxy. Here is decided
-only whether a move still makes sense when it is done.
+:mod:`infinicache.moves` decides which chunks move, and the proxy how fast. This module only decides
+whether a completed move is still valid.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from infinicache.entries import Entry, Move
 from infinicache.table import Table
 from malletrain.waits import time_limit
 
-ANSWER_S = 2.0
-"""How long a node may take to forget something."""
+ANSWER_TIMEOUT_S = 2.0
+"""Maximum time in which a node answers a request to forget or drop chunks, seconds."""
 log = logging.getLogger("infinicache")
 
 
 class Mover:
-    """Moves chunks between the nodes of ``peers``; ``table``: the proxy's of now."""
+    """Moves chunks between the nodes of ``peers``. ``table``: returns the proxy's current table."""
 
     def __init__(self, peers: Peers, table: Callable[[], Table]) -> None:
         self._peers = peers
         self._table = table
         self.moved_bytes = {"repair": 0, "rebalance": 0, "drain": 0}
-        """By what they were moved for."""
+        """Purpose of a move → moved bytes."""
 
     async def carry_out(self, move: Move, why: str) -> bool:
-        """Have the target fetch or make a chunk; the table follows when it has it."""
+        """Let the target fetch or rebuild a chunk, and update the table when it has the chunk.
+        Return whether the move succeeded. ``why``: a key of ``moved_bytes``.
+        """
         entry = self._table().objects.get(move.key)
         if (
             entry is None
@@ -75,16 +77,16 @@ class Mover:
         return True
 
     async def forget(self, address: str, key: str, version: int, index: int) -> None:
-        """Have a node forget a chunk, if it answers."""
+        """Let a node forget a chunk. Does nothing if the node does not answer."""
         call = self._peers.at(address).call("forget", key=key, version=version, index=index)
         with contextlib.suppress(ConnectionLost, CallFailed, asyncio.TimeoutError):
-            async with time_limit(ANSWER_S):
+            async with time_limit(ANSWER_TIMEOUT_S):
                 await call
 
     async def drop(self, node: str, items: list[tuple[str, int]]) -> bool:
-        """Have a node drop objects (key, version); whether it answered."""
+        """Let a node drop objects (key, version). Return whether it has answered."""
         try:
-            async with time_limit(ANSWER_S):
+            async with time_limit(ANSWER_TIMEOUT_S):
                 await self._peers.at(node).call("drop", items=items)
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
             return False
@@ -92,7 +94,7 @@ class Mover:
 
 
 class Upkeep:
-    """The objects that wait for repair. ``drop``: has the nodes drop objects."""
+    """The objects that wait for repair. ``drop``: lets the nodes drop objects."""
 
     def __init__(self, mover: Mover, drop: Callable[[Sequence[Entry]], Awaitable[Any]]) -> None:
         self._mover = mover
@@ -102,38 +104,40 @@ class Upkeep:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def soon(self, entries: Iterable[Entry]) -> None:
-        """These are degraded."""
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Queue degraded objects for repair."""
         self._waiting.extend(entry.key for entry in entries)
 
-    def look(self, table: Table) -> None:
-        """Find all that are degraded, those first that can least do without."""
+    def find_degraded(self, table: Table) -> None:
+        """Find all degraded objects, and queue those with the least protection first."""
         degraded = [e for e in table.objects.values() if e.protection < e.shape.p]
         self._waiting = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
 
     async def one_piece(self, table: Table) -> int:
-        """Repair one object, else move one chunk. Return the bytes that it took."""
+        """Repair one object; if none waits, move one chunk. Return the number of transferred
+        bytes.
+        """
         while self._waiting:
             entry = table.objects.get(self._waiting.popleft())
             if entry is None or not entry.committed:
                 continue
             if done := await self._repair(table, entry):
                 return done
-        away = moves.rebalance(table)
-        if away is not None and await self._mover.carry_out(away, "rebalance"):
-            return away.bytes
+        move = moves.rebalance(table)
+        if move is not None and await self._mover.carry_out(move, "rebalance"):
+            return move.bytes
         return 0
 
     async def _repair(self, table: Table, entry: Entry) -> int:
         done = 0
         todo = moves.repair(table, entry)
-        # Copies first: the others may need them.
+        # Chunks with a copy first: the others may be rebuilt from them.
         for move in sorted(todo, key=lambda m: m.index not in entry.spare):
             copied = move.source is not None or move.index in entry.spare
             if await self._mover.carry_out(move, "repair"):
                 done += move.bytes * (1 if copied else entry.shape.d)
         if todo and entry.protection < 0 and table.objects.get(entry.key) is entry:
-            table.remove(entry.key)  # its backups were not there, or too old
+            table.remove(entry.key)  # its backups are missing or too old
             table.lost += 1
             await self._drop([entry])
         return done

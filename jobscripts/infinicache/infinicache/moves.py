@@ -1,5 +1,5 @@
-"""Which chunks of a pool move: what is made anew, what a leaver hands over, what a newcomer is
-filled with. Pure: reads the table, and carries out nothing but evictions.
+"""Decides which chunks of a pool move: those that are rebuilt, those that a leaver hands over, and
+those that a newcomer gets. Pure: reads the table, and changes it only by evictions.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from infinicache.table import Table
 
 
 def repair(table: Table, entry: Entry) -> list[Move]:
-    """Where the missing chunks of an object are to be made anew, and those that share a node
-    are to go, as far as there are other nodes with room.
+    """Return the moves that rebuild the missing chunks of an object and separate chunks that share
+    a node, as far as other nodes have room.
     """
     missing: list[tuple[int, str | None]] = [
         (i, None) for i in range(entry.shape.code.n) if i not in entry.at
@@ -29,9 +29,9 @@ def repair(table: Table, entry: Entry) -> list[Move]:
 
 
 def make_room_for_leavers(table: Table) -> list[Entry]:
-    """Evict until those that stay have room for all that the leavers hold: few objects that are
-    whole are worth more than pieces of many. What was read least for its bytes goes first.
-    Return what was evicted.
+    """Evict objects until the staying nodes have room for all chunks of the leavers. The objects
+    with the fewest reads per byte are evicted first; whole objects are worth more than parts of
+    many. Return the evicted objects.
     """
     nodes = table.nodes.values()
     needed = sum(n.reserved for n in nodes if n.leaving)
@@ -56,11 +56,10 @@ def make_room_for_leavers(table: Table) -> list[Entry]:
 
 
 def drain(table: Table, address: str) -> list[Move]:
-    """What a leaver hands over, most valuable first: objects that its going would bring nearest
-    to their end, then those read most.
+    """Return the moves of a leaver, the most valuable chunk first: objects that this departure
+    would bring closest to their loss, then those with the most reads.
 
-    Where no other node is without a chunk of the object, chunks share a node: better two of
-    them at one place than none.
+    If all other nodes have a chunk of the object already, the chunk is moved to one of them.
     """
     leaver = table.nodes.get(address)
     chunks = (
@@ -82,8 +81,8 @@ def drain(table: Table, address: str) -> list[Move]:
 
 
 def rebalance(table: Table, slack: float = 0.1) -> Move | None:
-    """The next chunk to move from the fullest node to the emptiest, None when they differ by
-    less than ``slack`` of the capacity.
+    """Return the next move from the fullest node to the emptiest; None if their use differs by less
+    than ``slack`` of the capacity.
     """
     usable = sorted(
         table.usable(), key=lambda a: table.nodes[a].reserved / max(1, table.nodes[a].capacity)
@@ -115,7 +114,7 @@ def rebalance(table: Table, slack: float = 0.1) -> Move | None:
 
 
 def _shared(table: Table, entry: Entry, planned: dict[str, int]) -> list[str]:
-    """The node with the fewest chunks of an object among those with room."""
+    """Return, of the nodes with room, the one with the fewest chunks of an object."""
     share = entry.shape.share
     room = [a for a in table.usable() if table.nodes[a].free - planned.get(a, 0) >= share]
     return sorted(
@@ -143,5 +142,5 @@ def _targets(
 
 
 def _worth(entry: Entry) -> float:
-    """Reads for each byte of memory."""
+    """Return the reads per byte of memory."""
     return (1 + entry.reads) / max(1, entry.shape.share)

@@ -1,9 +1,8 @@
-"""A cache node: chunks in memory, served to clients; it fetches, rebuilds and hands over chunks as
-its proxy says.
+"""A node of the cache: stores chunks in memory and serves them to clients; fetches, rebuilds and
+hands over chunks at the request of its proxy. Decides nothing about placement.
 
-Decides nothing about placement. It registers with the proxies of the view it is told
-(:meth:`CacheNode.view`), again whenever a proxy does not know it, and answers for both roles on one
-port.
+The node registers with the proxies of its current view (:meth:`CacheNode.view`), and registers
+again whenever a proxy does not know it. It serves as node and as proxy on one port.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 
 from infinicache import isal
-from infinicache.backup import Backups, BackupTo
+from infinicache.backup import Backups, BackupWriter
 from infinicache.codec import chunk_bytes, rebuild
 from infinicache.connection import PROTOCOL, CallFailed, ConnectionLost, Peers
 from infinicache.demand import DemandCurve
@@ -28,7 +27,7 @@ from infinicache.store import ChunkStore, Refusal
 from infinicache.stripes import is_chunk
 from malletrain.streams.server import StreamServer
 
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 log = logging.getLogger("infinicache")
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -39,8 +38,14 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class Server(StreamServer):
-    """Serves ``handlers`` (name → function) on ``host``:``port`` (0: any) in the running loop. A
-    handler's Refusal, CacheError or ConnectionLost is told to the caller as a sentence.
+    """Serves requests on a port in the running loop. The caller gets a handler's Refusal,
+    CacheError or ConnectionLost as a sentence.
+
+    Args:
+        handlers: name of a request → its function.
+        key: the cache's key.
+        host: address to listen at.
+        port: port to listen at; 0: any.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Server(StreamServer):
         super().__init__(handlers, key, PROTOCOL, host, port)
 
     def error_code(self, error: BaseException) -> str:
-        """Return the code that names ``error`` to the caller; empty if it is unexpected."""
+        """Return the code of ``error`` for the caller; empty if the error is unexpected."""
         if isinstance(error, Refusal):
             return error.code
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
@@ -61,10 +66,18 @@ class Server(StreamServer):
 
 
 class CacheNode:
-    """One process of the cache. ``proxies``: how many of the members, counted from the first, are
-    proxies. ``backup_s``: how often what is new here is copied to a peer, 0 for never; half of the
-    ``capacity`` is for the copies of others then. ``reserve``: the share of the memory that puts
-    leave free. ``name``: of the node, for telling its rack.
+    """One process of the cache.
+
+    Args:
+        capacity: memory for chunks, bytes.
+        key: the cache's key.
+        host, port: see :class:`Server`.
+        proxies: number of members, counted from the first, that are proxies.
+        move_bytes_s: rate of repair and rebalancing, bytes per second.
+        backup_s: interval at which new chunks are copied to a peer, seconds; 0: never. With
+            backups, half of the capacity is for the copies of other nodes.
+        reserve: share of the memory that puts leave free.
+        name: name of the node, from which its rack is derived.
     """
 
     def __init__(
@@ -84,7 +97,7 @@ class CacheNode:
         self.store = ChunkStore(capacity - copies)
         self.backups = Backups(copies)
         self.for_objects = (capacity - copies) * (1.0 - reserve)
-        """Bytes that puts may use here."""
+        """Memory that puts may use, bytes."""
         self.name = name
         self._began = time.monotonic()
         self._peer: str | None = None
@@ -114,7 +127,7 @@ class CacheNode:
         self._leaving: frozenset[str] = frozenset()
         self.slot: int | None = None
         self._registered_at: set[str] = set()
-        self._backup = BackupTo(self.store, self._peers, self.address, move_bytes_s)
+        self._backup = BackupWriter(self.store, self._peers, self.address, move_bytes_s)
         self._closed = False
         self._tasks = [asyncio.get_running_loop().create_task(self._keep_registered())]
         if backup_s > 0:
@@ -131,8 +144,13 @@ class CacheNode:
         number: int | None = None,
         lasts: Mapping[str, float] | None = None,
     ) -> None:
-        """Who is in the cache now: addresses in rank order, the same at every member; ``leaving``:
-        those that are about to go; ``lasts``: seconds that nodes are expected to last yet.
+        """Set the current members.
+
+        Args:
+            members: addresses in rank order, the same order at every member.
+            leaving: addresses of the members that are about to leave.
+            number: number of this view; None: one more than the last.
+            lasts: address → time that its node is expected to stay, seconds.
         """
         self._members, self._leaving = tuple(members), frozenset(leaving)
         self.number = self.number + 1 if number is None else number
@@ -148,7 +166,9 @@ class CacheNode:
         self._peers.forget(set(self._members))
 
     def proxies(self) -> list[str]:
-        """The address of the proxy of each slot: members that stay come first."""
+        """Return the address of the proxy of each slot. Leaving members are proxies only if no
+        other member is there.
+        """
         staying = [a for a in self._members if a not in self._leaving] or list(self._members)
         return [staying[slot % len(staying)] for slot in range(self._slots)] if staying else []
 
@@ -160,7 +180,7 @@ class CacheNode:
                 except (ConnectionLost, CallFailed) as error:
                     log.info("not registered with the proxy at %s: %s", address, error)
                     self._registered_at.discard(address)
-            await asyncio.sleep(BEAT_S if self._registered_at else BEAT_S / 10)
+            await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
 
     async def _register(self, address: str) -> None:
         peer = self._peers.at(address)
@@ -194,8 +214,8 @@ class CacheNode:
                 await self._backup.run(self._peer)
 
     async def demand(self, observed_s: float = 0.0) -> dict[int, DemandCurve]:
-        """What is asked of each proxy's keys; empty while one of them has not been looking for so
-        long. Raises ConnectionLost, CallFailed.
+        """Return the demand curve of each proxy's slot; empty if a proxy has observed for less than
+        ``observed_s`` seconds. Raises ConnectionLost, CallFailed.
         """
         curves = {}
         for slot, address in enumerate(self.proxies()):
@@ -206,21 +226,21 @@ class CacheNode:
         return curves
 
     async def drain(self) -> int:
-        """Hand over what this node holds to the others, as far as the time allows. Return the
-        bytes handed over.
+        """Hand over the chunks of this node to the others, as far as the time allows. Return the
+        number of bytes handed over.
         """
         moved = 0
         for slot, address in enumerate(self.proxies()):
             if slot == self.slot and address != self.address:
-                await self._register(address)  # it may be the proxy since a moment ago
+                await self._register(address)  # that member may have just become the proxy
                 answer, _ = await self._peers.at(address).call("drain", address=self.address)
                 moved += answer["bytes"]
         return moved
 
     async def close(self) -> None:
         """Stop serving."""
-        # Until Python 3.12 a task that is cancelled just as its connection is closed hears of the
-        # connection alone, and would go on for ever.
+        # Before Python 3.12 a task that is cancelled at the moment its connection is closed sees
+        # only the closed connection, and would continue for ever.
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -251,7 +271,7 @@ class CacheNode:
             data, crc = self.store.get(key, version, stripe, index)
         except Refusal:
             data, crc = self.backups.store.get(key, version, stripe, index)
-        # A caller compares what it is with what it asked for: a check sum fits any key.
+        # The caller compares this identity with its request: a checksum alone fits any key.
         return {"crc": crc, "of": [key, version, stripe, index]}, [data]
 
     def _drop(self, items: list[list[Any]]) -> dict[str, Any]:
@@ -283,8 +303,8 @@ class CacheNode:
         sources: dict[int, str],
         spare: str | None = None,
     ) -> dict[str, Any]:
-        """Get chunk ``index`` of every stripe of an object: as it is where a source or ``spare``
-        has it, else made out of d others.
+        """Get chunk ``index`` of every stripe of an object: a copy from a source or from ``spare``,
+        else rebuilt from d other chunks. Return the number of transferred bytes.
         """
         form, moved = msgspec.convert(shape, Shape), 0
         for stripe, length in enumerate(form.stripes):

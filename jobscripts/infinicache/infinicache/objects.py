@@ -1,4 +1,4 @@
-"""What flows between the rooms: objects as the cache knows them, receipts, errors. Decides
+"""The values that the modules exchange: descriptions of objects, receipts, errors. Decides
 nothing.
 """
 
@@ -10,11 +10,11 @@ import msgspec
 
 from infinicache.codec import STRIPE_BYTES, Code, chunk_bytes, stripes
 
-MAX_KEY = 1024
+MAX_KEY_BYTES = 1024
 
 
 class CacheError(RuntimeError):
-    """Something could not be done; the message is a sentence that says what and why."""
+    """An operation failed; the message is a sentence that says which and why."""
 
 
 class Unavailable(CacheError):
@@ -22,12 +22,14 @@ class Unavailable(CacheError):
 
 
 class TooLarge(CacheError):
-    """The object does not fit into the cache, whatever is evicted."""
+    """The object does not fit into the cache, even if all others are evicted."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How an object is cut: its bytes, its code and the bytes of a stripe. ``target_p``: the parity
-    that was asked for.
+    """How an object is cut.
+
+    ``size``: its bytes; ``d`` and ``p``: its code; ``stripe_bytes``: the maximum size of a stripe;
+    ``target_p``: the requested parity.
     """
 
     size: int
@@ -38,38 +40,38 @@ class Shape(msgspec.Struct, frozen=True):
 
     @property
     def code(self) -> Code:
-        """Its code."""
+        """The code of the object."""
         return Code(self.d, self.p)
 
     @property
     def stripes(self) -> list[int]:
-        """Bytes of each stripe."""
+        """Size of each stripe, bytes."""
         return stripes(self.size, self.stripe_bytes)
 
     @property
     def share(self) -> int:
-        """Bytes a node holds of it: one chunk of each stripe."""
+        """Bytes on each of its nodes: one chunk of each stripe."""
         return sum(chunk_bytes(stripe, self.d) for stripe in self.stripes)
 
 
 class ObjectPlace(msgspec.Struct, frozen=True):
-    """Where an object, or a copy of it, can be read; other fields are passed over."""
+    """Where an object, or a copy of it, can be read. Unknown fields are ignored."""
 
     version: int
     shape: Shape
     at: dict[int, str]
-    """Chunk → node."""
+    """Index of a chunk → address of its node."""
     name: str
-    """What the nodes call it."""
+    """Name of the object or copy at the nodes."""
     of: int
-    """The version of the object; a copy has one of its own, too."""
+    """Version of the object. A copy has another version of its own."""
     copy: str
-    """What a further copy would be called; empty where none is wanted."""
+    """Name of the next copy to make; empty if no copy is needed."""
 
 
 class StoredObject(msgspec.Struct, frozen=True):
-    """What a node holds of one object: ``indices`` whose chunks are there for every stripe;
-    ``used``: when it was last read.
+    """The chunks of one object on a node. ``indices``: chunks that are complete, with all stripes;
+    ``used``: time of the last read, epoch seconds.
     """
 
     key: str
@@ -81,8 +83,8 @@ class StoredObject(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Receipt:
-    """A put that is done. ``protection``: nodes that may be lost without losing the object; less
-    than ``target_protection`` where the pool is too small or nodes failed meanwhile.
+    """The result of a put. ``protection``: number of nodes whose loss the object survives. It is
+    less than ``target_protection`` if the pool is too small or nodes failed during the put.
     """
 
     key: str
@@ -95,8 +97,8 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Stat:
-    """An object as the cache holds it. ``nodes``: addresses by chunk index, those that are
-    there.
+    """The description of an object. ``nodes``: index of each available chunk → address of its
+    node.
     """
 
     key: str

@@ -1,9 +1,10 @@
-"""Which nodes an object's chunks go to: those that will last, and that do not leave together. Pure.
+"""Decides which nodes get the chunks of an object: those that are expected to stay, and that do not
+leave together. Pure.
 
-What is known of a node is its prospect: how long it is expected to stay, and what it has in common
-with others (its rack, the moment at which it came). On a batch-scheduled machine nodes that have
-much in common go at once, when one large job starts. Chunks are put where nodes last longest, and
-among equals where the worst such departure takes as few of them as possible.
+The prospect of a node is how long it is expected to stay, and the groups of nodes with which it may
+leave (its rack, the time at which it joined). On a batch-scheduled machine such groups leave at
+once when a large job starts. The nodes that stay longest are chosen; among equals, those of which
+the worst such departure takes the fewest chunks.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Prospect:
-    """What is expected of a node."""
+    """The expectation for a node."""
 
     lasts_s: float = math.inf
-    """Seconds that it stays yet."""
-    bonds: tuple[str, ...] = ()
-    """What ties it to others: nodes with one in common are taken to leave together."""
+    """Time that it is expected to stay, seconds."""
+    departure_groups: tuple[str, ...] = ()
+    """Names of groups of nodes that are expected to leave together."""
 
 
 NO_PROSPECT = Prospect()
@@ -36,40 +37,48 @@ def choose(
     rng: random.Random,
     there: Iterable[str] = (),
 ) -> list[str]:
-    """``count`` of the nodes in ``room`` (fewer where there are fewer), the best first.
+    """Return ``count`` of the nodes in ``room``, or all if there are fewer, the best first.
 
     Args:
-        prospects: of the nodes; one that is missing has none.
-        fullness: share of each node's memory that is taken; among equals the emptiest wins.
-        there: nodes that have chunks of the object already.
+        room: addresses of nodes with room for a chunk.
+        count: number of nodes to choose.
+        prospects: address → prospect; a missing node has none.
+        fullness: address → used share of its memory. Among equals the emptiest node is chosen.
+        rng: decides between equal nodes.
+        there: addresses of nodes that already have chunks of the object.
     """
-    bound = Counter(bond for node in there for bond in prospects.get(node, NO_PROSPECT).bonds)
+    chunks_in_group = Counter(
+        group for node in there for group in prospects.get(node, NO_PROSPECT).departure_groups
+    )
     candidates = list(room)
     rng.shuffle(candidates)
     candidates.sort(key=lambda a: fullness.get(a, 0.0))
-    lasting = {a: _lasting(prospects.get(a, NO_PROSPECT).lasts_s) for a in candidates}
+    life_classes = {a: _life_class(prospects.get(a, NO_PROSPECT).lasts_s) for a in candidates}
     chosen: list[str] = []
     while candidates and len(chosen) < count:
         best = min(
             candidates,
             key=lambda a: (
-                -lasting[a],
-                max((bound[b] for b in prospects.get(a, NO_PROSPECT).bonds), default=0),
+                -life_classes[a],
+                max(
+                    (chunks_in_group[b] for b in prospects.get(a, NO_PROSPECT).departure_groups),
+                    default=0,
+                ),
             ),
         )
         candidates.remove(best)
         chosen.append(best)
-        bound.update(prospects.get(best, NO_PROSPECT).bonds)
+        chunks_in_group.update(prospects.get(best, NO_PROSPECT).departure_groups)
     return chosen
 
 
-def _lasting(seconds: float) -> float:
-    """Lives are told apart by factors of two: nearer than that no forecast is."""
+def _life_class(seconds: float) -> float:
+    """Return the class of a remaining time, a power of two: forecasts are no more precise."""
     return math.inf if math.isinf(seconds) else math.floor(math.log2(max(1.0, seconds)))
 
 
-def bonds_of(node: str, came: str) -> tuple[str, ...]:
-    """What ties a node to others: its rack, as its name tells it (the name without its last
-    number), and the moment ``came`` at which it came.
+def departure_groups_of(node: str, joined_at: str) -> tuple[str, ...]:
+    """Return the groups with which a node may leave: its rack, which is its name without the last
+    number, and the nodes that joined at the same time ``joined_at``.
     """
-    return (f"rack {node.rstrip('0123456789')}", f"came {came}")
+    return (f"rack {node.rstrip('0123456789')}", f"joined {joined_at}")

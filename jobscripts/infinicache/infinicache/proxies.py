@@ -1,8 +1,8 @@
-"""Who the proxies of a cache are, as a client learns it, and requests to the one of a key.
+"""Finds the proxies of a cache for a client, and sends requests to the proxy of a key.
 
-A key belongs to a proxy by consistent hashing (:class:`Ring`): when one is added or taken away,
-only its share of the keys moves. Asks again while proxies move, until the time-out; a commit is
-asked once.
+Keys are assigned to proxies by consistent hashing (:class:`Ring`): if a proxy is added or removed,
+only its share of the keys moves. While proxies move, requests are repeated until the time limit; a
+commit is sent once.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from infinicache.objects import CacheError, TooLarge, Unavailable
 from malletrain.waits import time_limit
 from scavenger.backoff import doubled_s
 
-POINTS = 64
+POINTS_PER_PROXY = 64
 
 
 class Ring:
-    """``slots`` proxies, numbered from 0, with POINTS points each on a ring of 2**64."""
+    """The assignment of keys to ``slots`` proxies, numbered from 0, with POINTS_PER_PROXY points
+    each on a ring of 2**64.
+    """
 
     def __init__(self, slots: int) -> None:
         points = sorted(
-            (_hash(f"proxy {slot} point {i}"), slot) for slot in range(slots) for i in range(POINTS)
+            (_hash(f"proxy {slot} point {i}"), slot)
+            for slot in range(slots)
+            for i in range(POINTS_PER_PROXY)
         )
         self._at = [at for at, _ in points]
         self._slots = [slot for _, slot in points]
 
     def slot(self, key: str) -> int:
-        """The proxy of ``key``."""
+        """Return the proxy of ``key``."""
         return self._slots[bisect_right(self._at, _hash(key)) % len(self._slots)]
 
 
@@ -49,18 +53,18 @@ _RAISES = {"too large": TooLarge, "unavailable": Unavailable}
 
 
 class Proxies:
-    """The proxies of the cache that has members at ``known``."""
+    """The proxies of the cache with members at ``known``."""
 
     def __init__(self, contacts: Sequence[str], peers: Peers, timeout_s: float) -> None:
         self.addresses: list[str] = []
-        """One a slot of the ring; empty until learned."""
+        """Address of the proxy of each slot; empty until learned."""
         self._contacts = list(contacts)
         self._peers = peers
         self._timeout_s = timeout_s
         self._ring = Ring(1)
 
     async def learn(self) -> None:
-        """Ask whoever answers first who the proxies are."""
+        """Ask the members for the proxies, until one answers."""
         failures = []
         for address in dict.fromkeys([*self._contacts, *self.addresses]):
             try:
@@ -83,7 +87,7 @@ class Proxies:
         )
 
     async def call(self, address: str, op: str, /, **arguments: Any) -> tuple[dict[str, Any], Any]:
-        """A request to one member. Raises ConnectionLost, CallFailed."""
+        """Send a request to one member. Raises ConnectionLost, CallFailed."""
         try:
             async with time_limit(self._timeout_s):
                 return await self._peers.at(address).call(op, **arguments)
@@ -93,7 +97,7 @@ class Proxies:
             ) from None
 
     async def ask(self, key: str, op: str, /, **arguments: Any) -> dict[str, Any]:
-        """A request to the proxy of ``key``, wherever it is now. Raises CacheError."""
+        """Send a request to the current proxy of ``key``. Raises CacheError."""
         deadline = time.monotonic() + self._timeout_s
         attempt = 0
         while True:

@@ -1,10 +1,10 @@
-"""A proxy: the mapping of its pool, and the coordination of puts, evictions, repairs, drains and
+"""A proxy: the table of its pool, and the coordination of puts, evictions, repairs, drains and
 rebalancing.
 
-Carries out what :mod:`infinicache.table` decides. No object passes through it: clients and nodes
-exchange chunks directly. Its state can be lost: a new proxy waits until the members have registered
-with what they hold, then goes on from there. Repair and rebalancing share one allowance of bytes
-per second; a leaver's chunks go ahead of both and are not slowed.
+:mod:`infinicache.table` decides. Objects do not pass through the proxy: clients and nodes exchange
+chunks directly. The proxy's state may be lost: a new proxy waits until the members have registered
+with their chunks, and continues from there. Repair and rebalancing share one limit of bytes per
+second. The chunks of a leaver move before both and without a limit.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from infinicache.codec import Code
 from infinicache.connection import Peers
 from infinicache.demand import KeyDemand
 from infinicache.entries import Entry, PoolNode
-from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
+from infinicache.hot import ReadLoad, choose_copy, copy_names, copy_source, is_copy, readable
 from infinicache.mover import Mover, Upkeep
-from infinicache.objects import MAX_KEY, CacheError, StoredObject, Unavailable
-from infinicache.placement import NO_PROSPECT, Prospect, bonds_of
+from infinicache.objects import MAX_KEY_BYTES, CacheError, StoredObject, Unavailable
+from infinicache.placement import NO_PROSPECT, Prospect, departure_groups_of
 from infinicache.table import Table
 from malletrain.waits import happens
 
-SETTLE_S = 3.0
-"""How long a new proxy waits for members that do not register."""
-PUT_S = 60.0
-"""A put that was not finished by then is taken for dead."""
-DRAINS_AT_ONCE = 4
-IDLE_S = 0.25
+REGISTRATION_WAIT_S = 3.0
+"""Maximum time for which a new proxy waits for members that have not registered, seconds."""
+MAX_PUT_S = 60.0
+"""Time after which an unfinished put is given up, seconds."""
+MAX_PARALLEL_MOVES = 4
+IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
 
-TOGETHER_S = 30.0
-"""Nodes that came within so many seconds came together."""
+JOIN_INTERVAL_S = 30.0
+"""Nodes that join within one interval of this length count as joined together, seconds."""
 
 
 @dataclass(frozen=True)
@@ -51,39 +51,43 @@ class _Arrival:
 
 
 class NodeArrivals:
-    """What a proxy knows of how its nodes come and go: from that, the prospect of each. Times are
-    the caller's, in seconds.
+    """The arrivals of a proxy's nodes, and the prospect of each node that follows from them. Times
+    are the caller's, in seconds.
 
-    The daemon's forecast of how long a node lasts counts. Without one it is age: gaps that have
-    lasted are those that last, on every machine that was looked at, and the age told nearly as much
-    as knowing the ends (docs/infinicache.md).
+    The prospect is the daemon's forecast of how long a node stays. Without a forecast it is the
+    node's age: on every machine examined, gaps that have lasted long last longer, and the age was
+    nearly as informative as the true end (docs/infinicache.md).
     """
 
     def __init__(self) -> None:
         self._came: dict[str, _Arrival] = {}
         self._lasts: dict[str, tuple[float, float]] = {}
 
-    def came(self, address: str, name: str, age_s: float, now: float) -> None:
-        """A process registers; it has been up for ``age_s`` on the node called ``name``."""
+    def add(self, address: str, name: str, age_s: float, now: float) -> None:
+        """Record that a process registers, which has run for ``age_s`` on the node called
+        ``name``.
+        """
         self._came.setdefault(address, _Arrival(name, now - age_s))
 
     def update_lifetimes(self, lasts: Mapping[str, float], now: float) -> None:
-        """Address → seconds that its node is expected to last from now on."""
+        """Set the forecasts: address → seconds from ``now`` for which its node is expected to
+        stay.
+        """
         self._lasts = {address: (lasts_s, now) for address, lasts_s in lasts.items()}
 
     def remove(self, address: str) -> None:
-        """The node is gone."""
+        """Forget a node that has left."""
         self._came.pop(address, None)
 
     def prospect(self, address: str, now: float) -> Prospect:
-        """What is expected of a node."""
+        """Return the prospect of a node."""
         arrival = self._came.get(address)
         if arrival is None:
             return NO_PROSPECT
         lasts_s, reported_at = self._lasts.get(address, (now - arrival.at, now))
         return Prospect(
             max(0.0, lasts_s - (now - reported_at)),
-            bonds_of(arrival.name, f"{arrival.at // TOGETHER_S:.0f}"),
+            departure_groups_of(arrival.name, f"{arrival.at // JOIN_INTERVAL_S:.0f}"),
         )
 
 
@@ -110,14 +114,16 @@ def peer_of(
         return peer
     at = [*nodes].index(address) + 1
     others = [a for a in (*[*nodes][at:], *nodes) if a != address and not nodes[a].leaving]
-    bonds = set(nodes[address].prospect.bonds)
-    apart = [a for a in others if not bonds & set(nodes[a].prospect.bonds)]
+    departure_groups = set(nodes[address].prospect.departure_groups)
+    in_other_groups = [
+        a for a in others if not departure_groups & set(nodes[a].prospect.departure_groups)
+    ]
     uses = Counter(peers.values())
-    return min(apart or others, key=lambda other: uses[other], default=None)
+    return min(in_other_groups or others, key=lambda other: uses[other], default=None)
 
 
 class Proxy:
-    """The proxy role of one process; asleep while no slot is its own."""
+    """The proxy role of one process. It is inactive while no slot belongs to this process."""
 
     def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6, reserve: float = 0.0) -> None:
         self.table = Table(reserve=reserve)
@@ -133,7 +139,7 @@ class Proxy:
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
-        self.heat = Heat()
+        self.read_load = ReadLoad()
         self._writing: dict[str, float] = {}
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks, as the node says."""
@@ -143,10 +149,10 @@ class Proxy:
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._drops: set[asyncio.Future[Any]] = set()
-        """Drops of lost objects that the nodes have not answered yet."""
+        """Requests to drop lost objects that nodes have not answered yet."""
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        """The requests it answers."""
+        """Return the requests that the proxy answers."""
         return {
             "register": self._register,
             "beat": self._beat,
@@ -165,7 +171,7 @@ class Proxy:
         for task in (*self._tasks, *self._drops, *([self._worker] if self._worker else [])):
             task.cancel()
 
-    # --- who is there ---
+    # --- members ---
 
     def view(
         self,
@@ -174,8 +180,13 @@ class Proxy:
         slots: Sequence[int],
         lasts: Mapping[str, float],
     ) -> None:
-        """The members as of now, the slots that this process serves, and how long nodes are
-        expected to last, where that is foretold.
+        """Set the current members.
+
+        Args:
+            members: addresses of all members.
+            leaving: addresses of those that are about to leave.
+            slots: slots that this process serves.
+            lasts: address → time that its node is expected to stay, seconds; may lack nodes.
         """
         self._arrivals.update_lifetimes(lasts, time.monotonic())
         gone = set(self._members) - set(members)
@@ -187,11 +198,11 @@ class Proxy:
             return
         if (
             not set(slots) <= self._slots
-        ):  # a slot that was another's: what its nodes hold is not known yet
+        ):  # a slot that another process had: the chunks of its nodes are not known yet
             self._slots = set(slots)
             self._settled.clear()
             self._registered = {}
-            self._settle_at = time.monotonic() + SETTLE_S
+            self._settle_at = time.monotonic() + REGISTRATION_WAIT_S
             if self._worker is None:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
         for address in gone & set(self._registered):
@@ -199,7 +210,7 @@ class Proxy:
             self._arrivals.remove(address)
             self._peers_of.pop(address, None)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
-            self._upkeep.soon(degraded)
+            self._upkeep.add(degraded)
             if lost:
                 log.warning("%d objects were lost with the node at %s", len(lost), address)
                 self._drop_soon(lost)
@@ -213,7 +224,7 @@ class Proxy:
         if set(self._members) <= set(self._registered) or time.monotonic() >= self._settle_at:
             self._drop_soon(self.table.settle())
             self._settled.set()
-            self._upkeep.look(self.table)
+            self._upkeep.find_degraded(self.table)
 
     def _register(
         self,
@@ -226,10 +237,10 @@ class Proxy:
         age_s: float = 0.0,
     ) -> dict[str, Any]:
         if not self._slots:
-            raise CacheError("This node is no proxy (any more).")
+            raise CacheError("This node is no proxy.")
         self._registered[address] = slot
         now = time.monotonic()
-        self._arrivals.came(address, name, age_s, now)
+        self._arrivals.add(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
             inventory = msgspec.convert(objects, list[StoredObject])
@@ -238,7 +249,7 @@ class Proxy:
                 if address in self.table.nodes
                 else ([], [])
             )
-            self._upkeep.soon(degraded)
+            self._upkeep.add(degraded)
             self._drop_soon(lost)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
             self.table.nodes[address].leaving = leaving
@@ -247,7 +258,7 @@ class Proxy:
             if node != address:
                 self._soon(self._mover.drop(node, [(key, version)]))
         if self._settled.is_set():
-            self._upkeep.look(self.table)  # there is room that there was not before
+            self._upkeep.find_degraded(self.table)  # the new node brings room
         self._settle()
         return {"drop": [(key, version) for node, key, version in stale if node == address]}
 
@@ -263,11 +274,11 @@ class Proxy:
 
     async def _ready(self, key: str = "") -> None:
         if not self._slots:
-            raise Unavailable("This node is no proxy any more; ask for the topology again.")
+            raise Unavailable("This node is no proxy; ask for the topology again.")
         if is_copy(key):
-            raise CacheError(f"The key {key!r} is the cache's own; use another.")
-        if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY:
-            raise CacheError(f"The key has more than {MAX_KEY} bytes.")
+            raise CacheError(f"The key {key!r} is reserved for the cache; use another.")
+        if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+            raise CacheError(f"The key has more than {MAX_KEY_BYTES} bytes.")
         if not self._settled.is_set():
             within_s = max(0.05, self._settle_at - time.monotonic())
             if not await happens(self._settled, within_s):
@@ -276,7 +287,7 @@ class Proxy:
     # --- objects ---
 
     def _lock(self, key: str) -> asyncio.Lock:
-        """One put or delete of a key at a time."""
+        """Return the lock that allows one put or delete of a key at a time."""
         if len(self._locks) > 10_000:
             self._locks = {k: lock for k, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())
@@ -288,7 +299,7 @@ class Proxy:
         there: set[str] = set()
         async with self._lock(key):
             if copy:
-                code, stripe_bytes, there = like(self.table, key, copy)
+                code, stripe_bytes, there = copy_source(self.table, key, copy)
                 if copy in self.table.objects:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
@@ -307,7 +318,7 @@ class Proxy:
             self._writing[key] = time.monotonic()
         if not copy:
             taken = entry.shape.share * entry.shape.code.n
-            self.demand.wrote(key, size, taken, time.monotonic())
+            self.demand.write(key, size, taken, time.monotonic())
         return {
             "key": key,
             "version": version,
@@ -316,15 +327,15 @@ class Proxy:
         }
 
     async def _invalidate(self, key: str) -> bool:
-        """Have the nodes drop what there is of a key. Raises CacheError where so many do not answer
-        that it could come back.
+        """Let the nodes drop an object and its copies. Return whether it existed. Raises CacheError
+        if so many nodes do not answer that the object could be restored from them.
         """
         entry = self.table.objects.get(key)
         if entry is None:
             return False
         copies = [c for n in copy_names(key, entry.version) if (c := self.table.objects.get(n))]
         failed = await self._drop([entry, *copies])
-        for copy in copies:  # an old one is never read, whether its nodes heard of this or not
+        for copy in copies:  # an old copy is never read, even if nodes still have it
             self.table.remove(copy.key)
         if sum(node in failed for node in entry.at.values()) >= entry.shape.d:
             raise CacheError(
@@ -335,8 +346,8 @@ class Proxy:
         return True
 
     def _drop_soon(self, entries: Sequence[Entry]) -> None:
-        """Have the nodes drop what is lost or half there. Puts wait for it: until then the memory
-        of its remaining chunks is not free.
+        """Let the nodes drop objects that are lost or incomplete. Puts wait for it, because the
+        memory of the remaining chunks is in use until then.
         """
         if here := [entry for entry in entries if entry.at]:
             task = asyncio.ensure_future(self._drop(here))
@@ -344,7 +355,7 @@ class Proxy:
             task.add_done_callback(self._drops.discard)
 
     async def _drop(self, entries: Sequence[Entry]) -> set[str]:
-        """Tell the nodes to drop objects; those that did not hear of it."""
+        """Let the nodes drop objects. Return the nodes that have not answered."""
         items: dict[str, list[tuple[str, int]]] = {}
         for entry in entries:
             for node in set(entry.at.values()):
@@ -359,7 +370,7 @@ class Proxy:
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version:
             raise CacheError(
-                f"The put of {key!r} was overtaken by another, by a deletion, or by the loss of "
+                f"The put of {key!r} was overtaken by another put, by a delete, or by the loss of "
                 "the proxy's memory."
             )
         self._writing.pop(key, None)
@@ -380,12 +391,12 @@ class Proxy:
             raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
         entry.committed = True
         if entry.protection < entry.shape.p:
-            self._upkeep.soon([entry])
+            self._upkeep.add([entry])
         return {"protection": entry.protection}
 
     async def _find(self, key: str, spread: bool = False) -> dict[str, Any]:
-        """Where an object is. ``spread``: any of its copies will do; the answer says what the one
-        is called (``name``) and, where there are to be more, how another would be (``copy``).
+        """Return the place of an object. ``spread``: also accept one of its copies; the answer
+        contains its name (``name``) and, if another copy is needed, the name of that (``copy``).
         """
         await self._ready(key)
         now = time.monotonic()
@@ -394,10 +405,10 @@ class Proxy:
         if entry is None or of is None or not readable(of):
             return {"key": key, "exists": False}
         self.table.touch(of)
-        self.heat.read(key, of.shape.size, now)
+        self.read_load.read(key, of.shape.size, now)
         another = ""
         if spread:
-            entry, another = pick(self.table, of, self.heat)
+            entry, another = choose_copy(self.table, of, self.read_load)
             self.table.touch(entry)
         return {
             "key": key,
@@ -418,7 +429,7 @@ class Proxy:
             return {"exists": await self._invalidate(key)}
 
     def _demand(self) -> dict[str, Any]:
-        """What was asked for so far, as :class:`infinicache.demand.DemandCurve`."""
+        """Return the demand so far, as :class:`infinicache.demand.DemandCurve`."""
         now = time.monotonic()
         return {
             "curve": msgspec.to_builtins(self.demand.curve(now)),
@@ -426,8 +437,8 @@ class Proxy:
         }
 
     async def _report(self, key: str, version: int, bad: dict[int, str]) -> dict[str, Any]:
-        """A client could not read these chunks from these nodes: they are made anew, unless they
-        were just moved elsewhere.
+        """Handle a client's report that it could not read chunks from nodes. The chunks are rebuilt
+        unless they have been moved meanwhile.
         """
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version or not entry.committed:
@@ -435,12 +446,12 @@ class Proxy:
         for index in [i for i, node in bad.items() if entry.at.get(i) == node]:
             self.table.set_chunk(entry, index, None)
             await self._mover.forget(bad[index], key, version, index)
-        if entry.hopeless:
+        if entry.unrecoverable:
             self.table.remove(key)
             self.table.lost += 1
             await self._drop([entry])
         else:
-            self._upkeep.soon([entry])
+            self._upkeep.add([entry])
         return {}
 
     def _summary(self) -> dict[str, Any]:
@@ -453,7 +464,7 @@ class Proxy:
     # --- moving chunks ---
 
     async def _drain(self, address: str) -> dict[str, Any]:
-        """Hand over what a leaver holds, several chunks at once, until all is done or it is
+        """Hand over the chunks of a leaver, several at once, until all are moved or the leaver is
         gone.
         """
         await self._ready()
@@ -462,28 +473,28 @@ class Proxy:
         await self._drop(moves.make_room_for_leavers(self.table))
         before, todo = self._mover.moved_bytes["drain"], deque(moves.drain(self.table, address))
 
-        async def hands() -> None:
+        async def move_next() -> None:
             while todo and address in self.table.nodes:
                 await self._mover.carry_out(todo.popleft(), "drain")
 
-        await asyncio.gather(*(hands() for _ in range(DRAINS_AT_ONCE)))
+        await asyncio.gather(*(move_next() for _ in range(MAX_PARALLEL_MOVES)))
         return {"bytes": self._mover.moved_bytes["drain"] - before}
 
     def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Begin ``work`` without waiting for it."""
+        """Start ``work`` without waiting for it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _work(self) -> None:
-        """Repair, then rebalance, within the allowance; and give up puts that died."""
+        """Repair and rebalance within the rate limit, and give up unfinished puts."""
         while True:
             try:
                 spent = await self._one_piece_of_work()
             except Exception:
                 log.exception("repair failed")
                 spent = 0
-            await asyncio.sleep(max(spent / self._rate, 0.0 if spent else IDLE_S))
+            await asyncio.sleep(max(spent / self._rate, 0.0 if spent else IDLE_PAUSE_S))
 
     async def _one_piece_of_work(self) -> int:
         if not self._slots:
@@ -491,7 +502,9 @@ class Proxy:
         self._settle()
         if not self._settled.is_set():
             return 0
-        for key in [k for k, began in self._writing.items() if time.monotonic() - began > PUT_S]:
+        for key in [
+            k for k, began in self._writing.items() if time.monotonic() - began > MAX_PUT_S
+        ]:
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
                 await self._drop([entry])

@@ -1,12 +1,11 @@
 """A cache node as a service job of MalleTrain: one process on each node, which follows the
 membership and drains before it leaves.
 
-Addresses and the secret come from :mod:`malletrain.membership`. Outside MalleTrain it is a cache of
-one node.
-
-With ``--worth`` the proxy of the first slot tells MalleTrain what nodes are worth to the cache: it
-asks all proxies what so much memory would serve (:mod:`infinicache.demand`), and says it for the
-whole service when it has changed enough to matter.
+The addresses and the secret come from :mod:`malletrain.membership`. Outside MalleTrain the process
+is a cache of one node. With ``--worth`` the proxy of the first slot reports to MalleTrain what
+nodes are worth to the cache: it asks all proxies how much an amount of memory would serve
+(:mod:`infinicache.demand`), and reports the values for the whole service when they have changed
+enough.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ SHARE_OF_NOTICE = 0.9
 
 
 def parse_size(text: str) -> int:
-    """``"512M"`` in bytes; ``"50%"``: of the memory that is available on this node now. Raises
-    ValueError with what is accepted.
+    """Return the bytes of ``"512M"``, or of ``"50%"`` of the memory that is available on this node
+    now. Raises ValueError, with the accepted forms.
     """
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
@@ -50,27 +49,37 @@ def parse_size(text: str) -> int:
     )
 
 
-EVERY_S = 30.0
-OBSERVED_S = 300.0
-"""Nothing is said before so much was seen: a cache that has just begun has no hits."""
-CHANGE = 0.1
-"""What is said anew: a change by this share of the largest value."""
-LEAST = 1e-3
-"""Samples/s of memory that serves nothing: nodes that nobody else wants are kept, to see whether
-that changes.
+REPORT_INTERVAL_S = 30.0
+MIN_OBSERVED_S = 300.0
+"""Minimum time of observation before values are reported, seconds. A cache that has just started
+has no hits.
+"""
+MIN_CHANGE = 0.1
+"""Minimum change of a value that is reported, as a share of the largest value."""
+MIN_VALUE = 1e-3
+"""Value of memory that serves nothing, samples/s. With it the cache keeps nodes that nobody else
+wants, and observes whether that changes.
 """
 log = logging.getLogger("infinicache")
 
 
-async def keep_telling(
+async def report_values(
     node: CacheNode,
     group: membership.Membership,
     per_gb: float,
     *,
-    every_s: float = EVERY_S,
-    observed_s: float = OBSERVED_S,
+    every_s: float = REPORT_INTERVAL_S,
+    observed_s: float = MIN_OBSERVED_S,
 ) -> None:
-    """Until it is cancelled. ``per_gb``: samples that a gigabyte served from memory is worth."""
+    """Report the values of nodes to MalleTrain until cancelled.
+
+    Args:
+        node: this process of the cache.
+        group: its membership.
+        per_gb: worth of a gigabyte served from memory, samples.
+        every_s: interval of the reports, seconds.
+        observed_s: minimum time of observation, seconds.
+    """
     previous: dict[int, float] = {}
     while True:
         await asyncio.sleep(every_s)
@@ -85,23 +94,25 @@ async def keep_telling(
         if not curves:
             continue
         values = worth(curves, per_gb, node.for_objects)
-        values = {size: max(LEAST, value) for size, value in values.items()}
-        if differs(previous, values):
+        values = {size: max(MIN_VALUE, value) for size, value in values.items()}
+        if has_changed(previous, values):
             group.set_values(values)
             previous = values
             print(f"nodes are worth {values}", flush=True)
 
 
-def differs(old: Mapping[int, float], new: Mapping[int, float]) -> bool:
-    """Whether it is worth saying anew."""
+def has_changed(old: Mapping[int, float], new: Mapping[int, float]) -> bool:
+    """Return whether the values have changed enough to be reported."""
     if not old:
         return True
-    largest = max(*old.values(), *new.values(), LEAST)
-    return any(abs(at(new, k) - at(old, k)) > CHANGE * largest for k in {*old, *new})
+    largest = max(*old.values(), *new.values(), MIN_VALUE)
+    return any(abs(at(new, k) - at(old, k)) > MIN_CHANGE * largest for k in {*old, *new})
 
 
 def at(values: Mapping[int, float], size: int) -> float:
-    """The value of a size, as a plan reads it: linear between sizes, level beyond the last."""
+    """Return the value of ``size`` nodes as a plan reads it: linear between sizes, constant beyond
+    the last.
+    """
     sizes = sorted(values)
     i = bisect_left(sizes, size)
     if i == len(sizes):
@@ -120,7 +131,17 @@ async def serve(
     reserve: float = 0.0,
     worth_per_gb: float = 0.0,
 ) -> None:
-    """Until the process is ended, or has drained and been released."""
+    """Run the node until the process is ended, or has drained and been released.
+
+    Args:
+        capacity: memory for chunks, bytes.
+        proxies: number of members that are proxies.
+        port: port to listen at; 0: any.
+        move_bytes_s: rate of repair and rebalancing, bytes per second.
+        backup_s: interval of the copies to a peer, seconds; 0: never.
+        reserve: share of the memory that puts leave free.
+        worth_per_gb: worth of a gigabyte served from memory, samples; 0: values are not reported.
+    """
     host = socket.gethostbyname(membership.host())
     node = CacheNode(
         capacity,
@@ -143,7 +164,7 @@ async def serve(
     ended = asyncio.create_task(over.wait())
     tasks = [follower, ended]
     if worth_per_gb > 0:
-        tasks.append(asyncio.create_task(keep_telling(node, group, worth_per_gb)))
+        tasks.append(asyncio.create_task(report_values(node, group, worth_per_gb)))
     await asyncio.wait([follower, ended], return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()

@@ -1,8 +1,8 @@
-"""The chunks in one node's memory. Pure: bytes in, bytes out; it decides what a node accepts, not
-what is evicted.
+"""The chunks in the memory of one node. Pure: bytes in, bytes out. Decides which chunks a node
+accepts, not which objects are evicted.
 
-A node never holds two versions of one key: the newer drives the older out. What was dropped stays
-dropped: a chunk of a version at or below the last one dropped is refused, however late it comes.
+A node has at most one version of a key: a newer one replaces an older one. A dropped version never
+returns: a chunk of the last dropped version or of an older one is refused, however late it arrives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ REMEMBERED_DROPS = 100_000
 
 
 class Refusal(Exception):
-    """The chunk is not taken, or not there; ``code`` says why: stale, corrupt, full, absent."""
+    """A chunk is not accepted or not available. ``code`` is the reason: stale, corrupt, full,
+    absent.
+    """
 
     def __init__(self, sentence: str, code: str) -> None:
         super().__init__(sentence)
@@ -36,7 +38,7 @@ class _Object:
 
 
 class ChunkStore:
-    """At most ``capacity`` bytes of chunks."""
+    """The chunks of a node, at most ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -47,8 +49,17 @@ class ChunkStore:
     def put(
         self, key: str, version: int, shape: Shape, stripe: int, index: int, crc: int, data: Buffer
     ) -> None:
-        """Take a chunk. Raises Refusal when it is damaged, of an old version, of a wrong length, or
-        too much.
+        """Store a chunk.
+
+        Args:
+            key, version, shape: the object.
+            stripe, index: the chunk.
+            crc: its checksum (CRC-64/XZ).
+            data: its content.
+
+        Raises:
+            Refusal: the chunk is damaged, of an old version or of a wrong length, or the node is
+                full.
         """
         entry = self._objects.get(key)
         newest = max(self._dropped.get(key, 0), entry.version - 1 if entry else 0)
@@ -87,8 +98,12 @@ class ChunkStore:
     def get(
         self, key: str, version: int, stripe: int, index: int, touch: bool = True
     ) -> tuple[Buffer, int]:
-        """A chunk and its checksum; ``touch``: this is a read of the object. Raises Refusal when it
-        is not here.
+        """Return a chunk and its checksum. Raises Refusal if it is not here.
+
+        Args:
+            key, version: the object.
+            stripe, index: the chunk.
+            touch: whether this counts as a read of the object.
         """
         entry = self._objects.get(key)
         if entry is None or entry.version != version or (stripe, index) not in entry.chunks:
@@ -101,7 +116,7 @@ class ChunkStore:
         return entry.chunks[stripe, index]
 
     def chunks(self) -> dict[tuple[str, int, int, int], Shape]:
-        """(key, version, stripe, index) of everything here."""
+        """Return (key, version, stripe, index) → shape of all chunks."""
         return {
             (key, o.version, stripe, index): o.shape
             for key, o in self._objects.items()
@@ -109,7 +124,7 @@ class ChunkStore:
         }
 
     def drop(self, key: str, version: int) -> None:
-        """Forget ``version`` and all older ones of ``key``, and take them no more."""
+        """Drop ``version`` and all older versions of ``key``, and refuse them from now on."""
         if version > self._dropped.get(key, 0):
             self._dropped[key] = version
             self._dropped.move_to_end(key)
@@ -121,7 +136,7 @@ class ChunkStore:
             del self._objects[key]
 
     def forget(self, key: str, version: int, index: int) -> None:
-        """Let go of one index of an object, which is elsewhere now."""
+        """Drop one index of an object, which another node has now."""
         entry = self._objects.get(key)
         if entry is None or entry.version != version:
             return
@@ -131,7 +146,7 @@ class ChunkStore:
             del self._objects[key]
 
     def inventory(self) -> list[StoredObject]:
-        """Everything that is held whole."""
+        """Return the objects with the indices that are complete."""
         objects = []
         for key, entry in self._objects.items():
             count = len(entry.shape.stripes)

@@ -1,7 +1,7 @@
-"""Reads one stripe of an object from the nodes that hold its chunks.
+"""Reads one stripe of an object from the nodes that have its chunks.
 
-Asks for as many chunks as are needed at once, for the others when one fails or is later than usual,
-and checks what comes (CRC-64 and length). Whom to tell of bad chunks is the caller's business.
+Requests d chunks at once, and another one whenever one fails or takes longer than usual. Checks
+every chunk (CRC-64 and length). The caller reports bad chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ HEDGE_FACTOR, HEDGE_LEAST_S, HEDGE_FIRST_S = 2.0, 0.002, 0.05
 
 
 class StripeLost(Exception):
-    """The object cannot be read as it was found; ``bad``: chunk → node that did not give it."""
+    """The object cannot be read with the known places. ``bad``: chunk → node that did not return
+    it.
+    """
 
     def __init__(self, bad: dict[int, str]) -> None:
         super().__init__()
@@ -30,8 +32,13 @@ class StripeLost(Exception):
 def is_chunk(
     head: dict[str, Any], body: Buffer, chunk: tuple[str, int, int, int], size: int
 ) -> bool:
-    """Whether an answer is the chunk that was asked for, undamaged. ``chunk``: its key, version,
-    stripe and index; ``size``: its bytes.
+    """Return whether an answer is the requested chunk, undamaged.
+
+    Args:
+        head: head of the answer.
+        body: its content.
+        chunk: (key, version, stripe, index) that was requested.
+        size: expected size, bytes.
     """
     return (
         tuple(head.get("of", ())) == chunk and len(body) == size and isal.crc64(body) == head["crc"]
@@ -39,12 +46,12 @@ def is_chunk(
 
 
 class StripeReader:
-    """Reads stripes, and knows how long chunks of each size have been taking.
+    """Reads stripes, and records how long chunks of each size usually take.
 
     Args:
         peers: connections to the nodes.
-        counts: ``degraded`` and ``hedged`` are counted there.
-        hedge_s, timeout_s: as of :class:`infinicache.client.AsyncCache`.
+        counts: counters, of which ``degraded`` and ``hedged`` are increased.
+        hedge_s, timeout_s: see :class:`infinicache.client.AsyncCache`.
     """
 
     def __init__(
@@ -59,8 +66,16 @@ class StripeReader:
     async def read(
         self, key: str, version: int, shape: Shape, at: dict[int, str], stripe: int, out: Buffer
     ) -> dict[int, str]:
-        """Read one stripe into ``out``; chunk → node of those that could not be had. Raises
-        StripeLost when fewer than d chunks can be had.
+        """Read one stripe into ``out``. Return chunk → node of the chunks that could not be read.
+
+        Args:
+            key, version, shape: the object.
+            at: index of a chunk → address of its node.
+            stripe: number of the stripe.
+            out: buffer of the stripe's size.
+
+        Raises:
+            StripeLost: fewer than d chunks could be read.
         """
         if not len(out):
             return {}
@@ -120,7 +135,7 @@ class StripeReader:
             if late:
                 await asyncio.gather(
                     *late, return_exceptions=True
-                )  # nobody may write into our memory any more
+                )  # no late chunk may write into the caller's buffer
         self._learn_usual(size, time.perf_counter() - began)
         self._assemble(good, own, view, size, shape)
         if bad:
@@ -135,7 +150,7 @@ class StripeReader:
         size: int,
         shape: Shape,
     ) -> None:
-        """Put the chunks where they belong: most of them are there already."""
+        """Copy the chunks to their places in ``out``. Most of them are there already."""
         for i in [i for i in good if i < shape.d]:
             if good[i] is not own.get(i):
                 view[i * size : (i + 1) * size] = memoryview(good[i])[
@@ -158,7 +173,7 @@ class StripeReader:
         into: Buffer | None,
         size: int,
     ) -> Buffer | None:
-        """One chunk, checked; None where it cannot be had."""
+        """Return one chunk after checking it; None if it cannot be read."""
         peer = self._peers.at(address)
         try:
             head, body = await peer.call(
@@ -173,7 +188,7 @@ class StripeReader:
         return HEDGE_FIRST_S if usual is None else max(HEDGE_LEAST_S, HEDGE_FACTOR * usual)
 
     def _learn_usual(self, size: int, took: float) -> None:
-        """A running median of sorts: a straggler now and then does not move it."""
+        """Update the running median of the times, which a single straggler does not change."""
         band = size.bit_length()
         usual = self._usual.get(band, took)
         self._usual[band] = usual * (1.1 if took > usual else 0.95)

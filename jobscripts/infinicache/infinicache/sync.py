@@ -1,8 +1,8 @@
-"""The same cache without asyncio. A :class:`Cache` has an event loop of its own, in the calling
-thread: use one per thread.
+"""The cache without asyncio.
 
-A process that is forked, such as a worker of a DataLoader, may go on with the cache of its parent:
-it gets a loop and connections of its own at its first call.
+A :class:`Cache` has an event loop of its own, in the calling thread; use one per thread. A forked
+process, such as a worker of a DataLoader, may use the cache of its parent: at its first call it
+gets a loop and connections of its own.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ def _is_in_loop() -> bool:
 
 
 class Cache:
-    """As :class:`infinicache.AsyncCache`, with methods that wait."""
+    """As :class:`infinicache.AsyncCache`, with blocking methods."""
 
     def __init__(self, addresses: Sequence[str], key: bytes = b"", **options: Any) -> None:
         self._made_of = (list(addresses), key, options)
         self._begin()
 
     def _begin(self) -> None:
-        """Make the loop and the client of this process."""
+        """Create the loop and the client of this process."""
         self._process = os.getpid()
         self._selector = selectors.EpollSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         addresses, key, options = self._made_of
         self._cache = AsyncCache(addresses, key, **options)
         self.counts = self._cache.counts
-        """Gets, and how they ended, in this process."""
+        """Counts of the gets of this process by their outcome."""
 
     def __enter__(self) -> Cache:
         return self
@@ -53,7 +53,7 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """Close all connections. The cache cannot be used any more."""
+        """Close all connections. The cache cannot be used afterwards."""
         if self._loop.is_closed():
             return
         if os.getpid() != self._process:
@@ -62,14 +62,14 @@ class Cache:
         self._loop.close()
 
     def _leave_parent(self) -> None:
-        """End the loop of the parent process here. What a fork shares with its parent is the
-        kernel's list of watched sockets (epoll(7)): it is replaced by an empty one first, so that
-        nothing here takes the parent's sockets off it.
+        """Close the parent's event loop in this process. A fork shares the kernel's list of watched
+        sockets (epoll(7)) with its parent. It is replaced by an empty one first, so that the
+        parent's sockets are not removed from it.
         """
         with select.epoll() as own:
             os.dup2(own.fileno(), self._selector.fileno(), inheritable=False)
         self._cache.close()
-        if not self._loop.is_running():  # else this process was forked by a loader
+        if not self._loop.is_running():  # otherwise a loader forked this process
             self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -80,7 +80,7 @@ class Cache:
         """
         try:
             if self._loop.is_closed():
-                raise CacheError("This cache is closed; make another one.")
+                raise CacheError("This cache is closed; make a new one.")
             if self._loop.is_running():
                 raise CacheError("This cache is in use by another thread; make one in each thread.")
             if _is_in_loop():
@@ -90,7 +90,7 @@ class Cache:
             work.close()
 
     def _own(self) -> AsyncCache:
-        """The client of this process."""
+        """Return the client of this process."""
         if os.getpid() != self._process and not self._loop.is_closed():
             self._leave_parent()
             self._begin()
@@ -120,7 +120,9 @@ class Cache:
         return self._run(self._own().get_view(key, loader))
 
     def get_stream(self, key: str) -> Iterator[bytearray]:
-        """See :meth:`AsyncCache.get_stream`. It is read in the process in which it was begun."""
+        """See :meth:`AsyncCache.get_stream`. The stream must be read in the process in which it was
+        begun.
+        """
         stream, process = self._own().get_stream(key), os.getpid()
 
         async def following() -> bytearray | None:

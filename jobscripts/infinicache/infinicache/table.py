@@ -1,10 +1,10 @@
-"""A proxy's memory: which node holds which chunk of which object, what is free, what goes first.
-Pure: no sockets, no clock.
+"""The table of a proxy: which node has which chunk of which object, how much memory is free, and
+which object is evicted first. Pure: no sockets, no clock.
 
-Decides which nodes have room for chunks (which of them get them: :mod:`infinicache.placement`),
-which objects are evicted (CLOCK, whole objects) and what follows from the loss of a node. Which
-chunks move is decided in :mod:`infinicache.moves`. Bytes are reserved when a put begins, so that
-two puts cannot both have the last room.
+Decides which nodes have room for chunks, which objects are evicted (CLOCK, whole objects) and what
+follows from the loss of a node. :mod:`infinicache.placement` decides which of the nodes get the
+chunks, and :mod:`infinicache.moves` which chunks move. Memory is reserved when a put begins, so
+that two puts cannot both get the last room.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from infinicache.placement import NO_PROSPECT, Prospect, choose
 
 
 class Table:
-    """The mapping of one pool.
+    """The table of one pool.
 
     Args:
-        reserve: share of each node's memory that puts leave free, for what leavers hand over and
-            for repairs.
+        rng: source of random choices.
+        reserve: share of each node's memory that puts leave free, for the chunks of leavers and for
+            repairs.
     """
 
     def __init__(self, rng: random.Random | None = None, reserve: float = 0.0) -> None:
         self.nodes: dict[str, PoolNode] = {}
         self.objects: dict[str, Entry] = {}
         self.newest = 0
-        """The highest version seen."""
+        """The highest version so far."""
         self.lost = 0
-        """Objects lost with their nodes."""
+        """Number of objects that were lost with their nodes."""
         self.evicted = 0
         self._clock: OrderedDict[str, None] = OrderedDict()
         self.rng = rng or random.Random()
@@ -43,14 +44,12 @@ class Table:
     # --- nodes ---
 
     def add_node(self, address: str, capacity: int, prospect: Prospect = NO_PROSPECT) -> None:
-        """A node, empty as far as is known; of a known one the prospect is taken anew."""
+        """Add an empty node. If the node is known, only its prospect is updated."""
         self.nodes.setdefault(address, PoolNode(capacity)).prospect = prospect
 
     def lose_node(self, address: str, backup: str | None = None) -> tuple[list[Entry], list[Entry]]:
-        """The node is gone with its chunks: the objects that are degraded, and those that are lost
-        (and forgotten).
-
-        ``backup``: the node that may have copies of its chunks.
+        """Remove a lost node with its chunks. Return the objects that are degraded, and those that
+        are lost and removed. ``backup``: the node that may have copies of its chunks.
         """
         gone = self.nodes.pop(address, None)
         degraded, lost = [], []
@@ -63,7 +62,7 @@ class Table:
                     entry.spare[index] = str(backup)
             if not entry.committed:
                 continue
-            if entry.hopeless:
+            if entry.unrecoverable:
                 lost.append(entry)
                 self.remove(entry.key)
             else:
@@ -74,15 +73,15 @@ class Table:
     def reconcile(
         self, address: str, inventory: Iterable[StoredObject]
     ) -> tuple[list[Entry], list[Entry]]:
-        """A known node says anew what it holds: what is not there any more counts as lost, as in
-        :meth:`lose_node`.
+        """Update a known node with its new inventory. A chunk that is missing there counts as lost,
+        as in :meth:`lose_node`. Return as that does.
         """
         there = {(h.key, h.version): set(h.indices) for h in inventory}
         degraded, lost = [], []
         for key, indices in list(self.nodes[address].chunks.items()):
             entry = self.objects[key]
             missing = indices - there.get((key, entry.version), set())
-            if not missing or not entry.committed:  # a put may be under way
+            if not missing or not entry.committed:  # the object may be part of a put in progress
                 continue
             for index in missing:
                 self.set_chunk(entry, index, None)
@@ -95,7 +94,7 @@ class Table:
         return degraded, lost
 
     def usable(self) -> list[str]:
-        """Nodes that take chunks."""
+        """Return the nodes that accept chunks."""
         return [a for a, n in self.nodes.items() if not n.leaving]
 
     # --- objects ---
@@ -110,11 +109,17 @@ class Table:
         evicted: list[Entry],
         elsewhere: Collection[str] = (),
     ) -> Entry:
-        """Place a new object. What has to be evicted for it is added to ``evicted``, to be dropped
-        on the nodes first. Nodes ``elsewhere`` get none of it where there are others.
+        """Place a new object. The previous version of ``key`` must have been removed.
 
-        The previous version of ``key`` must have been removed. Raises Unavailable without nodes,
-        TooLarge when it would not even fit alone.
+        Args:
+            key, size, stripe_bytes, version: the object.
+            code: the requested code.
+            evicted: gets the objects that are evicted for it. The nodes must drop them first.
+            elsewhere: nodes that get no chunk of it if there are enough others.
+
+        Raises:
+            Unavailable: there are no nodes.
+            TooLarge: the object does not fit even into an empty cache.
         """
         usable = self.usable()
         if not usable:
@@ -151,11 +156,11 @@ class Table:
         return entry
 
     def _for_puts(self, address: str) -> int:
-        """Bytes of a node that puts may use."""
+        """Return the memory of a node that puts may use, bytes."""
         return int(self.nodes[address].capacity * (1.0 - self._reserve))
 
     def remove(self, key: str) -> Entry | None:
-        """Forget an object and its reservations."""
+        """Remove an object and its reservations."""
         entry = self.objects.pop(key, None)
         if entry is None:
             return None
@@ -167,17 +172,17 @@ class Table:
         return entry
 
     def evict(self, entry: Entry) -> None:
-        """Forget an object because there is no room for it."""
+        """Remove an object because there is no room for it."""
         self.remove(entry.key)
         self.evicted += 1
 
     def touch(self, entry: Entry) -> None:
-        """It was read."""
+        """Record a read of the object."""
         entry.touched, entry.reads = True, entry.reads + 1
 
     def _victim(self) -> Entry | None:
-        """CLOCK: the first object that was not read since the hand last passed. The hand is the
-        front of the queue.
+        """Return the object to evict (CLOCK): the first one that was not read since the hand last
+        passed it. The hand is the front of the queue.
         """
         for _ in range(2 * len(self._clock)):
             entry = self.objects[next(iter(self._clock))]
@@ -188,7 +193,7 @@ class Table:
         return None
 
     def set_chunk(self, entry: Entry, index: int, node: str | None) -> None:
-        """Chunk ``index`` is on ``node`` now; None: nowhere."""
+        """Record that chunk ``index`` is on ``node``; None: nowhere."""
         before = entry.at.pop(index, None)
         if before in self.nodes:
             self.nodes[before].reserved -= entry.shape.share
@@ -202,7 +207,7 @@ class Table:
             self.nodes[node].chunks.setdefault(entry.key, set()).add(index)
 
     def summary(self) -> dict[str, Any]:
-        """What there is, in figures."""
+        """Return the counts of nodes, objects and bytes."""
         entries = self.objects.values()
         return {
             "nodes": {a: [n.reserved, n.capacity, n.leaving] for a, n in self.nodes.items()},
@@ -214,14 +219,14 @@ class Table:
             "evicted": self.evicted,
         }
 
-    # --- after a loss of this memory ---
+    # --- after a loss of this table ---
 
     def restore(
         self, address: str, inventory: Iterable[StoredObject], settled: bool
     ) -> list[tuple[str, str, int]]:
-        """Take over what a node says it holds. Return (node, key, version) of what is to be
-        dropped: overtaken, or, once ``settled``, anything that is not known (it was deleted or
-        evicted while the node could not be reached).
+        """Record the chunks that a node reports. Return (node, key, version) of what has to be
+        dropped: old versions, and, once ``settled``, unknown objects (they were deleted or evicted
+        while the node could not be reached).
         """
         stale: list[tuple[str, str, int]] = []
         for h in inventory:
@@ -245,11 +250,9 @@ class Table:
         return stale
 
     def settle(self) -> list[Entry]:
-        """All nodes have said what they hold: objects with enough chunks count, the others are
-        forgotten and returned.
-
-        An older version cannot come back: the newest one that left any trace is the only one looked
-        at.
+        """End the wait for registrations: keep the objects with enough chunks, and remove and
+        return the others. An older version cannot return, because only the newest version of which
+        any chunk was reported is considered.
         """
         half = [e for e in self.objects.values() if not e.committed and e.protection < 0]
         for entry in half:

@@ -1,6 +1,4 @@
-"""Answers as the clients of a live dispatcher get them: parts while they are generated, and a
-result.
-"""
+"""Answers for the clients of a live dispatcher: parts while they are generated, and a result."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from malletrain.waits import time_limit
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """Text and ids that follow those of the part before. Either may be empty: text that could be
-    the beginning of a stop string is held back and comes in a later part than its ids.
+    """Text and ids that follow those of the previous part. Either may be empty: text that could be
+    the beginning of a stop string is sent in a later part than its ids.
     """
 
     text: str
@@ -31,7 +29,7 @@ class AnswerResult:
     state: RequestState
     """One of ``llmserve.states.ENDED``."""
     text: str = ""
-    """The whole text, including that of ids from an earlier run; without the stop string."""
+    """The whole text without the stop string. It includes the text of ids from an earlier run."""
     ids: tuple[int, ...] = ()
     """All generated ids."""
     prompt_tokens: int = 0
@@ -40,9 +38,11 @@ class AnswerResult:
     sentence: str = ""
     """What went wrong; empty if nothing did."""
     refusal: RequestRefusal | None = None
-    """The limit that refused it: HTTP status 429 if it has ``retry_after_s``, else 400."""
+    """The exceeded limit; None if there is none. HTTP status 429 if it has ``retry_after_s``, else
+    400.
+    """
     engine_status: int = 0
-    """HTTP status with which an engine refused the request for good; 0: none has."""
+    """HTTP status of an engine's final refusal; 0: no engine refused it."""
     body: dict[str, Any] | None = None
     """The unchanged answer of the engine, only for :meth:`LiveDispatcher.submit_body`."""
     attempts: int = 0
@@ -116,11 +116,11 @@ class AnswerStream:
     # --- for the dispatcher ---
 
     def add(self, part: AnswerPart) -> None:
-        """A part has come."""
+        """Add a part."""
         self._parts.put_nowait(part)
 
     def end(self, result: AnswerResult) -> None:
-        """The request has ended."""
+        """Record the end of the request."""
         self._result.set_result(result)
         self._parts.put_nowait(None)
         for listener in self._listeners:

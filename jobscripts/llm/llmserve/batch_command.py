@@ -24,7 +24,7 @@ FRESH_S = 15.0
 """Age from which a status means that no process dispatches, seconds."""
 FOLLOW_S = 1.0
 NOT_SUBMITTED = "not submitted"
-"""In the place of the state in which a job has ended: there is none."""
+"""Shown instead of the final state of a job that the daemon does not know."""
 BAR = 30
 """Characters of the bar."""
 MEMBER_SCRIPT = """\"\"\"The process of a node of this batch.\"\"\"
@@ -39,7 +39,7 @@ sys.exit(main(["batch-member", *sys.argv[1:]]))
 
 @dataclass(frozen=True)
 class BatchSubmission:
-    """A batch as it is submitted."""
+    """A batch to submit."""
 
     requests: Path
     output: Path
@@ -114,7 +114,7 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
 
 
 def _job_options(options: BatchSubmission) -> SubmitOptions:
-    """The options of the job; a batch sets some itself."""
+    """Return the options of the job; a batch sets some itself."""
     env = dict(options.job.get("env", {}))
     paths = os.environ.get("PYTHONPATH")
     if paths and not any(options.job.get(name) for name in OTHER_PYTHON):
@@ -134,11 +134,11 @@ def _has_ended(client: Client, job: str) -> bool:
     try:
         return client.job(job).view.ended is not None
     except RuntimeError:
-        return True  # the daemon does not know it any more
+        return True  # the daemon has deleted it
 
 
 def _end_of(job: str) -> str:
-    """The state in which a job ended; empty if it has not, or the daemon does not answer."""
+    """Return the state in which a job ended; empty if it has not, or the daemon does not answer."""
     if not job:
         return ""
     try:
@@ -167,7 +167,7 @@ def show_status(output: Path, *, follow: bool) -> int:
         if manifest is None:
             raise BatchFolderError(f"{folder.path} has no batch.")
         state = "" if folder.is_done else _end_of(manifest.job) if manifest.job else NOT_SUBMITTED
-        is_done = folder.is_done  # it may have become complete in between
+        is_done = folder.is_done  # it may have become complete meanwhile
         lines = status_lines(
             manifest, folder.status(), is_done=is_done, now=time.time(), ended=state
         )
@@ -244,7 +244,7 @@ def status_lines(
         )
     for replica in status.get("replicas", ()):
         if not is_fresh and not replica.get("sentence"):
-            continue  # of an old status only the errors matter
+            continue  # in an old status only the errors are of interest
         loaded = replica.get("load_s")
         load = "" if loaded is None else f", loaded in {loaded:.1f} s"
         lines.append(

@@ -100,7 +100,7 @@ class BatchInput:
                 break
         if problems:
             text = "\n".join(problems)
-            raise BatchInputError(f"{self.path} is not submitted. Mend these lines:\n{text}")
+            raise BatchInputError(f"{self.path} is not submitted. Correct these lines:\n{text}")
 
     def _problems(self, models: Collection[str], tokenizer: Tokenizer) -> Iterator[str]:
         lines = BatchCheck(PATHS, models)

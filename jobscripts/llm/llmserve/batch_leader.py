@@ -1,5 +1,5 @@
-"""The member of a batch that dispatches: submits what has no answer yet, saves what comes, and
-makes the output at the end.
+"""The dispatching member of a batch: submits requests without an answer, saves answers, and writes
+the output at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAVE_S = 5.0
 """Seconds between two writes of the ids of answers that are not complete."""
 STATUS_S = 1.0
 MIN_WINDOW = 32
-"""Requests that are submitted at least, so that a replica that becomes ready has work at once."""
+"""Minimum number of submitted requests, so that a replica has work as soon as it is ready."""
 VALUES_S = 10.0
 """Seconds between two reports of what nodes are worth."""
 
@@ -41,13 +41,13 @@ class BatchLeader:
     """Dispatches one batch for one epoch.
 
     Args:
-        folder: of the batch.
-        epoch: that this process has claimed.
-        manifest: of the batch.
+        folder: folder of the batch.
+        epoch: the epoch that this process has claimed.
+        manifest: manifest of the batch.
         requests: the input.
         live: the dispatcher; its replicas follow the members.
         group: the members.
-        worth: what a node is worth while there is work for it, samples/s; 0: it is not reported.
+        worth: value of a node while there is work for it, samples/s; 0: it is not reported.
         max_nodes: maximum number of nodes of the job.
     """
 
@@ -66,32 +66,30 @@ class BatchLeader:
         self._requests, self._live, self._group = requests, live, group
         self._worth, self._max_nodes = worth, max_nodes
         self._records: list[BatchRecord] = []
-        """Not written yet."""
+        """Records that are not written yet."""
         self._running: dict[int, AnswerStream] = {}
         self._saved: dict[int, int] = {}
-        """Index of a request that runs → number of its ids on disk."""
+        """Index of a running request → number of its ids on disk."""
         self._room = asyncio.Event()
         """Set when a request has ended."""
         self._answered = self._failed = 0
         self._resumed_tokens = 0
-        """Ids that were taken from earlier epochs."""
+        """Number of ids from earlier epochs."""
         self._follower = ReplicaFollower(live)
         self._ended_before = 0
-        """Requests that had ended before this epoch."""
+        """Number of requests that had ended before this epoch."""
         self._useful = 0
-        """Number of nodes that have work, as reported last."""
+        """Number of nodes with work in the last report."""
         self._saved_at = self._status_at = self._values_at = -math.inf
-        """When ids, status and values were written or reported last."""
+        """Times of the last write or report of ids, status and values, seconds."""
         self._started = time.monotonic()
 
     async def run(self, has_resigned: Callable[[], bool]) -> bool:
-        """Dispatch until all requests have ended and the output is there.
+        """Dispatch until all requests have ended and the output is written. Return whether the
+        output exists; if not, another process dispatches or is about to.
 
         Args:
-            has_resigned: whether another member is to take over.
-
-        Returns:
-            Whether the output is there. False: another process dispatches, or is to.
+            has_resigned: returns whether another member is to take over.
 
         Raises:
             OSError: the folder cannot be written.
@@ -119,7 +117,7 @@ class BatchLeader:
                     return False
                 await asyncio.sleep(FLUSH_S)
         except asyncio.CancelledError:
-            # The process is to end. What is written now need not be generated again.
+            # The process is about to end. Ids that are written now need not be generated again.
             self._folder.append(self._epoch, [*self._records, *self._partial()[0]])
             raise
         finally:
@@ -134,7 +132,7 @@ class BatchLeader:
     # --- requests ---
 
     async def _feed(self, waiting: list[int], generated: dict[int, list[int]]) -> None:
-        """Submit requests, a window of them at a time."""
+        """Submit requests, at most a window of them at a time."""
         while not self._live.largest_tokens:
             self._room.clear()
             await happens(self._room, FLUSH_S)
@@ -207,7 +205,7 @@ class BatchLeader:
     # --- the folder ---
 
     async def _write(self, *, is_last: bool) -> bool:
-        """Write what there is. Return whether this epoch is current."""
+        """Write the new records. Return whether this epoch is current."""
         now = time.monotonic()
         ended, partial, saved = len(self._records), list[BatchRecord](), dict[int, int]()
         if is_last or now - self._saved_at >= SAVE_S:
@@ -218,19 +216,21 @@ class BatchLeader:
             await asyncio.to_thread(self._folder.write_status, self._status())
         records = [*self._records[:ended], *partial]
         is_current = await asyncio.to_thread(self._folder.append, self._epoch, records)
-        # Only now: who is cancelled before writes them again, and a second record changes nothing.
+        # Only after the write: a task that is cancelled before writes them again, and a repeated
+        # record changes nothing.
         del self._records[:ended]
         self._saved.update({index: n for index, n in saved.items() if index in self._saved})
         return is_current
 
     def _partial(self) -> tuple[list[BatchRecord], dict[int, int]]:
-        """Return the ids that came since they were saved last, and the index of each request → the
-        number of its ids that are on disk afterwards.
+        """Return the ids since the last save, and the index of each request → the number of its ids
+        on disk after this save.
         """
         records, saved = [], {}
         for index, count in self._saved.items():
             ids = self._live.generated(f"line-{index}")
-            # After a loss fewer may be there than were saved: they are saved again from there.
+            # After a loss a request may have fewer ids than were saved: they are saved again from
+            # there.
             start = min(count, len(ids))
             if len(ids) != count:
                 records.append(BatchRecord(index, start=start, ids=list(ids[start:])))

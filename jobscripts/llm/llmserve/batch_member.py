@@ -146,6 +146,6 @@ class BatchMember:
 
 
 def _resigns(members: Sequence[membership.Member], me: membership.Member) -> bool:
-    """Whether this process is leaving and another one is not."""
+    """Whether this process is leaving while another member stays."""
     is_leaving = any(member.leaving for member in members if member == me)
     return is_leaving and any(not member.leaving for member in members)

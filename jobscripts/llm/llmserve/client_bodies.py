@@ -40,9 +40,9 @@ NOT_CONTINUABLE = (
 :attr:`ClientOrder.continuable`.
 """
 GENERATED_ONLY = ("bad_words", "frequency_penalty", "presence_penalty", "repetition_detection")
-"""Fields by which engines look at what they have generated, and not at their prompt, which has the
-earlier part of a continued answer. (``repetition_penalty`` looks at both.) With them only streams
-are continued: clients have their beginning.
+"""Fields that make engines evaluate generated ids but not the prompt, which contains the earlier
+part of a continued answer. (``repetition_penalty`` evaluates both.) With these fields only streams
+are continued, because their clients already have the beginning.
 """
 READ_HERE = (
     "max_completion_tokens",
@@ -57,7 +57,7 @@ READ_HERE = (
     "user",
     *NOT_CONTINUABLE,
 )
-"""Fields that an engine does not get, or gets in another form, if it gets ids."""
+"""Fields that an engine does not get, or gets in another form, if the prompt is ids."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _max_tokens(fields: Mapping[str, Any], is_chat: bool) -> int:
 
 
 def _choices(fields: Mapping[str, Any]) -> int:
-    """The larger of ``n`` and ``best_of``."""
+    """Return the larger of ``n`` and ``best_of``."""
     choices = 1
     for name in ("n", "best_of"):
         value = fields.get(name)
@@ -268,7 +268,7 @@ def _check_stop(stop: Any) -> None:
 def _is_continuable(fields: Mapping[str, Any]) -> bool:
     if fields.get("n") not in (None, 1):
         return False
-    # logprobs = 0 requests those of the chosen tokens, so only None and False mean none.
+    # logprobs = 0 requests those of the chosen tokens; only None and False request none
     if fields.get("logprobs") is not None and fields["logprobs"] is not False:
         return False
     form = fields.get("response_format")

@@ -1,22 +1,22 @@
-"""Which request runs on which replica, and what becomes of it when a replica leaves. Pure: no
-sockets, no clock. Commands say what is to be done.
+"""Decides which request runs on which replica, and how it continues when the replica leaves. Pure:
+no sockets, no clock. The caller carries out the returned commands.
 
-The dispatcher keeps the ids of every prompt and of every answer so far. An answer that is cut is
-continued on another replica: that one gets the prompt and the ids, with ``max_tokens`` reduced by
-them. It is continued after the last id at which the text was complete: engines repeat text when
+The dispatcher keeps the ids of every prompt and of every answer so far. An interrupted answer
+continues on another replica, which gets the prompt and the ids, with ``max_tokens`` reduced
+accordingly. It continues after the last id at which the text was complete: engines repeat text if
 they begin within a character.
 
-* A replica that is lost loses nothing that was reported. Its requests go to the front of the queue.
-* A replica that has notice gets no requests. Those of which the rest may take longer are moved at
-  once, if another replica has room for them; their tokens count until they are stopped
+* The loss of a replica loses no reported id. Its requests go to the front of the queue.
+* A replica with notice gets no requests. Requests that may not end in time are moved at once if
+  another replica has room for them; their tokens count until they are stopped
   (:mod:`llmserve.leaving_replicas`).
-* What cannot be continued starts again. A stream that has begun then fails.
+* A request that cannot be continued starts again. If it is a stream that has begun, it fails.
 * A request whose attempts end with the engine of a replica fails after MAX_FAILURES attempts. The
-  last one runs alone, so that no other request fails with it.
-* A request that no ready replica could hold waits for a larger one, but not for ever, and blocks no
-  other (:mod:`llmserve.oversize`).
+  last attempt runs alone, so that no other request fails with it.
+* A request that is larger than every ready replica waits for a larger one for a limited time, and
+  blocks no other (:mod:`llmserve.oversize`).
 
-Reports name the attempt. Those of attempts that are not current have no effect.
+Reports name the attempt. Reports about attempts that are not current have no effect.
 """
 
 from __future__ import annotations
@@ -51,13 +51,11 @@ from llmserve.tracked_request import MAX_FAILURES, TrackedRequest
 
 
 class Dispatcher:
-    """Requests and replicas of one model.
-
-    Every method that changes something returns commands, to be carried out in order. Times are
-    seconds on the clock of the caller and do not decrease.
+    """Requests and replicas of one model. Every method that changes something returns commands, to
+    be carried out in order. Times are seconds on the clock of the caller and do not decrease.
 
     Args:
-        policy: whose request is next, and which are refused.
+        policy: chooses the next request, and refuses requests.
         max_request_tokens: maximum of prompt and ``max_tokens`` together, as the model and the
             replicas allow; None: no limit.
     """
@@ -83,7 +81,7 @@ class Dispatcher:
 
     @property
     def load(self) -> Load:
-        """How busy the ready replicas are."""
+        """Load of the ready replicas."""
         waiting = self._waiting + sum(not self._is_oversize(t) for t in self._front)
         return Load(waiting, sum(replica.capacity.slots for replica in self._ready()))
 
@@ -94,7 +92,7 @@ class Dispatcher:
 
     @property
     def largest_tokens(self) -> int:
-        """Maximum number of tokens that a replica so far holds; 0: none has been ready."""
+        """Maximum number of tokens of all replicas so far; 0: none has been ready."""
         return self._oversize.largest_tokens
 
     def state(self, name: str) -> RequestState | None:
@@ -129,7 +127,7 @@ class Dispatcher:
                 continued.
         """
         if request.name in self._requests:
-            raise ValueError(f"A request {request.name} is there already; give another name.")
+            raise ValueError(f"A request {request.name} exists already; give another name.")
         if len(generated) and not request.continuable:
             raise ValueError(f"Request {request.name} cannot be continued from earlier ids.")
         count = len(generated)
@@ -152,8 +150,7 @@ class Dispatcher:
         return self._dispatch(now)
 
     def refuse_oversize(self, now: float, *, is_loading: bool) -> list[Command]:
-        """Refuse the requests that have waited long enough for a replica that could hold them. To
-        be called from time to time.
+        """Refuse the requests that have waited too long for a larger replica. Call it regularly.
 
         Args:
             now: the time.
@@ -169,7 +166,7 @@ class Dispatcher:
         return commands
 
     def cancel(self, name: str, now: float) -> list[Command]:
-        """The client wants a request no more. No effect if it has ended."""
+        """Cancel a request. No effect if it has ended."""
         tracked = self._requests.get(name)
         if tracked is None:
             return []
@@ -187,14 +184,14 @@ class Dispatcher:
         ids: Sequence[int],
         complete: int | None = None,
     ) -> list[Command]:
-        """An attempt has more ids of its answer.
+        """Record further ids of an attempt.
 
         Args:
-            name: of the request.
-            attempt: its number, as posted.
-            ids: in order, those that were not reported before.
-            complete: number of ``ids`` after which the text was complete the last time; None:
-                all, 0: the text was not complete after any of them.
+            name: name of the request.
+            attempt: number of the attempt.
+            ids: the new ids, in order.
+            complete: number of ``ids`` up to the last one after which the text is complete; None:
+                all; 0: after none of them.
         """
         tracked = self._current(name, attempt)
         if tracked is None or not len(ids):
@@ -209,7 +206,7 @@ class Dispatcher:
         return self._deliver(tracked, tracked.complete)
 
     def finished(self, name: str, attempt: int, reason: FinishReason, now: float) -> list[Command]:
-        """An attempt has generated all its ids, which were reported."""
+        """Record that an attempt has generated all its ids, which were reported."""
         tracked = self._current(name, attempt)
         if tracked is None:
             return []
@@ -220,7 +217,7 @@ class Dispatcher:
         return commands + self._dispatch(now)
 
     def stopped(self, name: str, attempt: int, now: float) -> list[Command]:
-        """An attempt was stopped as asked; all its ids were reported."""
+        """Record that an attempt has stopped as requested; all its ids were reported."""
         tracked = self._current(name, attempt)
         if tracked is None:
             return []
@@ -230,11 +227,11 @@ class Dispatcher:
     def attempt_failed(
         self, name: str, attempt: int, sentence: str, now: float, *, may_repeat: bool
     ) -> list[Command]:
-        """An engine has refused or broken off an attempt, and goes on.
+        """Record that an engine has refused or aborted an attempt, and continues to run.
 
         Args:
-            name: of the request.
-            attempt: its number, as posted.
+            name: name of the request.
+            attempt: number of the attempt.
             sentence: what went wrong.
             now: the time.
             may_repeat: whether another attempt may succeed. False for errors of the request.
@@ -252,41 +249,39 @@ class Dispatcher:
     # --- replicas ---
 
     def add_replica(self, name: str, capacity: Capacity) -> None:
-        """A replica begins to load.
-
-        Raises:
-            ValueError: the name is that of a replica that has not ended.
+        """Add a replica, which begins to load. Raises ValueError if the name belongs to a replica
+        that has not ended.
         """
         if name in self._replicas:
-            raise ValueError(f"A replica {name} is there already; it has to end first.")
+            raise ValueError(f"A replica {name} exists already; it has to end first.")
         self._replicas[name] = DispatcherReplica(name, capacity)
 
     def replica_loaded(self, name: str, now: float) -> list[Command]:
-        """A replica is ready. No effect on one that has notice."""
+        """Record that a replica is ready. No effect if it has notice."""
         self._replicas[name].change(ReplicaEvent.LOAD)
         tokens = self._replicas[name].capacity.kv_tokens
         self._oversize.add_replica(tokens, is_first=len(self._ready()) == 1)
         return self._dispatch(now)
 
     def expect_end(self, name: str, lasts_until: float) -> None:
-        """A forecast: the time at which a replica is expected to end."""
+        """Record a forecast: the time at which a replica is expected to end."""
         replica = self._replicas[name]
         if replica.state is not ReplicaState.DRAINING:
             replica.lasts_until = lasts_until
 
     def measure(self, name: str, token_s: float) -> None:
-        """The engine of a replica was measured.
+        """Record a measurement of a replica's engine.
 
         Args:
-            name: of the replica.
-            token_s: seconds for each token of one answer while all slots are in use.
+            name: name of the replica.
+            token_s: seconds per token of one answer while all slots are in use.
         """
         replica = self._replicas[name]
         replica.capacity = dataclasses.replace(replica.capacity, token_s=token_s)
 
     def notice(self, name: str, ends_at: float, now: float) -> list[Command]:
-        """A replica will end at a time. What does not end before is moved, as far as there is room
-        elsewhere.
+        """Record that a replica will end at a given time. Requests that do not end before are
+        moved, as far as there is room elsewhere.
         """
         replica = self._replicas[name]
         replica.change(ReplicaEvent.NOTICE)
@@ -296,15 +291,15 @@ class Dispatcher:
         return self._dispatch(now)
 
     def replica_gone(self, name: str, now: float) -> list[Command]:
-        """The node of a replica is gone."""
+        """Record that the node of a replica is gone."""
         return self._remove(name, ReplicaEvent.LOSE, "", now)
 
     def replica_failed(self, name: str, sentence: str, now: float) -> list[Command]:
-        """The engine of a replica ended by itself.
+        """Record that the engine of a replica ended by itself.
 
         Args:
-            name: of the replica.
-            sentence: what is known of it, for requests that fail.
+            name: name of the replica.
+            sentence: the cause, for requests that fail.
             now: the time.
         """
         return self._remove(name, ReplicaEvent.CRASH, sentence, now)
@@ -344,7 +339,7 @@ class Dispatcher:
         sentence: str = "",
         refusal: RequestRefusal | None = None,
     ) -> EndRequest:
-        """Forget a request whose state is one that it does not leave."""
+        """Forget a request in a final state."""
         assert tracked.state in ENDED
         request = tracked.request
         self._release(tracked)
@@ -370,7 +365,7 @@ class Dispatcher:
     def _return_to_queue(
         self, tracked: TrackedRequest, event: RequestEvent, now: float
     ) -> list[Command]:
-        """The attempt of a request is over: it goes to the front of the queue, or ends."""
+        """End the attempt of a request: the request goes to the front of the queue, or ends."""
         request = tracked.request
         keep = tracked.complete if request.continuable else 0
         if (
@@ -396,7 +391,7 @@ class Dispatcher:
         return []
 
     def _fail_attempt(self, tracked: TrackedRequest, sentence: str, now: float) -> list[Command]:
-        """An attempt ended in a way of which its request may be the cause."""
+        """Record a failure of which the request may be the cause."""
         tracked.failures += 1
         if tracked.failures < MAX_FAILURES:
             return self._return_to_queue(tracked, RequestEvent.LOSE, now)
@@ -419,8 +414,9 @@ class Dispatcher:
         return commands + self._dispatch(now)
 
     def _dispatch(self, now: float) -> list[Command]:
-        """Post what fits: requests that were posted before, then those that the policy chooses. In
-        between, stop those whose replica leaves; the room that they will need is not given away.
+        """Post the requests that fit: first those that were posted before, then those that the
+        policy chooses. Meanwhile stop those whose replica leaves; the room that they will need is
+        not given away.
         """
         commands: list[Command] = self._dispatch_front(now) + self._move(now)
         if self._front_blocks():
@@ -449,11 +445,13 @@ class Dispatcher:
         return [r for r in self._replicas.values() if r.state is ReplicaState.READY]
 
     def _is_oversize(self, tracked: TrackedRequest) -> bool:
-        """Whether no ready replica could hold a request; False without one. It blocks no other."""
+        """Return whether a request is larger than every ready replica; False if none is ready. Such
+        a request blocks no other.
+        """
         return 0 < self._ready_tokens() < tracked.request.tokens
 
     def _ready_tokens(self) -> int:
-        """Maximum number of tokens that a ready replica holds; 0: none is ready."""
+        """Maximum number of tokens that a ready replica has room for; 0: none is ready."""
         return max((replica.capacity.kv_tokens for replica in self._ready()), default=0)
 
     def _dispatch_front(self, now: float) -> list[Command]:
@@ -468,7 +466,9 @@ class Dispatcher:
         return commands
 
     def _front_blocks(self) -> bool:
-        """Whether a request in front waits for room that would come if no other took it."""
+        """Return whether a request in front waits for room that would become free if no other
+        request took it.
+        """
         ready = self._ready()
         return any(
             not tracked.runs_alone
@@ -481,7 +481,7 @@ class Dispatcher:
         )
 
     def _reserve(self, tracked: TrackedRequest) -> None:
-        """Reserve a replica for a request that is to run alone: the one with the fewest."""
+        """Reserve the replica with the fewest requests for a request that is to run alone."""
         name = tracked.request.name
         if any(replica.reserved_for == name for replica in self._replicas.values()):
             return

@@ -42,6 +42,6 @@ def cache_tokens(metrics: str, slots: int) -> int | None:
 
 
 def _number(labels: dict[str, str], name: str) -> int | None:
-    """The number in a label; None if it is not there, or ``None``."""
+    """Return the number in a label; None if the label is missing or ``None``."""
     text = labels.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else None

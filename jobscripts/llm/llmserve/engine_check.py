@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from llmserve.engines import INSTALLATIONS, REQUIREMENTS
 
 TIMEOUT_S = 60.0
-"""Seconds that a Python on a slow file system may take to start."""
+"""Maximum time in which a Python on a slow file system starts, seconds."""
 _FIND = (
     "import importlib.util, sys\n"
     "print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))"

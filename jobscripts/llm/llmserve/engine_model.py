@@ -1,13 +1,13 @@
-"""How long an engine takes: continuous batching as an iteration at a time. Pure.
+"""The time that an engine needs: continuous batching, one iteration at a time. Pure.
 
 In each iteration the engine computes some tokens of prompts (chunked prefill) and one token of each
-answer that it has begun. The time of an iteration is linear in what it computes:
+answer that it has begun. The time of an iteration is linear in this work:
 
     seconds = step_s + prompt_token_s·P + request_s·B + kv_token_s·K
 
-with P tokens of prompts, B answers, and K tokens in their KV caches. :func:`fit` finds the four
-from measured iterations. :class:`SimulatedEngine` counts these times, and generates the ids of
-:mod:`llmserve.simulated_model`.
+with P tokens of prompts, B answers, and K tokens in their KV caches. :func:`fit` determines the
+four coefficients from measured iterations. :class:`SimulatedEngine` uses these times, and generates
+the ids of :mod:`llmserve.simulated_model`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _EPSILON_S = 1e-9
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """Seconds of an iteration."""
+    """Coefficients of the duration of an iteration, seconds."""
 
     step_s: float
-    """Of every iteration."""
+    """Constant part."""
     prompt_token_s: float
-    """For each token of a prompt."""
+    """Per token of a prompt."""
     request_s: float
-    """For each answer."""
+    """Per answer."""
     kv_token_s: float
-    """For each token in the KV caches of these answers."""
+    """Per token in the KV caches of these answers."""
     max_prompt_tokens: int = 2048
     """Maximum number of tokens of prompts in an iteration."""
 
@@ -49,7 +49,9 @@ class EngineTimes:
         )
 
     def decode_s(self, steps: int, requests: int, kv_tokens: int) -> float:
-        """Return the seconds of so many iterations without prompts; caches grow meanwhile."""
+        """Return the seconds of ``iterations`` iterations without prompts, during which the caches
+        grow.
+        """
         grown = requests * steps * (steps - 1) / 2
         return steps * self.iteration_s(0, requests, kv_tokens) + self.kv_token_s * grown
 
@@ -146,7 +148,7 @@ class _Sequence:
     posted_at: float
     whole: bool = True
     ids: list[int] = field(default_factory=list)
-    """Those that are not reported yet."""
+    """Ids that are not reported yet."""
     first_at: float = 0.0
     last_at: float = 0.0
 
@@ -236,7 +238,9 @@ class SimulatedEngine:
         return self._report()
 
     def _waiting_prompts(self) -> list[_Sequence]:
-        """Prompts of which the next iteration computes tokens: those posted before it begins."""
+        """Return the prompts of which the next iteration computes tokens: those posted before it
+        begins.
+        """
         return [
             s
             for s in self._prompts.values()
@@ -247,7 +251,7 @@ class SimulatedEngine:
         return sum(s.kv_tokens for s in self._answers.values())
 
     def _prompt_iteration(self) -> tuple[list[tuple[_Sequence, int]], float]:
-        """The tokens of each prompt that the next iteration computes, and its seconds."""
+        """Return the tokens of each prompt that the next iteration computes, and its seconds."""
         budget, chunks = self._times.max_prompt_tokens, []
         for sequence in self._waiting_prompts():
             count = min(budget, sequence.prompt_missing)
@@ -269,7 +273,7 @@ class SimulatedEngine:
                 self._generate(sequence, 1, self._clock)
 
     def _generate(self, sequence: _Sequence, steps: int, first_at: float) -> None:
-        """An answer gets ids, the first at a time and the last now."""
+        """Add ids to an answer, the first one at a given time and the last one now."""
         ids, sequence.digest = generate(sequence.digest, steps)
         if not sequence.ids:
             sequence.first_at = first_at
@@ -282,7 +286,9 @@ class SimulatedEngine:
             self._ended.append(sequence)
 
     def _report(self) -> list[EngineReport]:
-        """What was generated since the last report; answers that ended first."""
+        """Return what was generated since the last report, beginning with answers that have
+        ended.
+        """
         reports = []
         for sequence in (*self._ended, *self._answers.values()):
             if sequence.ids:

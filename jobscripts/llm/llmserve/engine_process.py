@@ -17,10 +17,10 @@ from llmserve.engines import engine_environment
 from malletrain.waits import time_limit
 
 LAST_LINES = 20
-"""Lines of an engine's output that are kept for people."""
+"""Maximum number of lines of an engine's output that are kept for messages."""
 ERROR_LINES = 5
-"""Lines that name an error and are kept beside them: after its error an engine of many processes
-may print hundreds of lines.
+"""Maximum number of lines with errors that are also kept: after an error, an engine of many
+processes may print hundreds of lines.
 """
 _NAMES_ERROR = re.compile(r"^(?!.*\b(?:WARNING|INFO)\b).*\b\w*(?:Error|Exception): ")
 MAX_LINE_BYTES = 1 << 20
@@ -31,17 +31,17 @@ _libc = ctypes.CDLL(None)
 
 
 class EngineProcess:
-    """One run of an engine. What it prints is printed here too.
+    """One run of an engine. Its output is printed here, too.
 
     Args:
         words: its command.
-        socket: path on which it listens; what is there is removed before it starts.
+        socket: path on which it listens; an existing file is removed before it starts.
     """
 
     def __init__(self, words: Sequence[str], socket: Path) -> None:
         self.words, self.socket = list(words), socket
         self.lines: deque[tuple[int, str]] = deque(maxlen=LAST_LINES)
-        """What it printed last, with the number of each line."""
+        """Its last lines, with the number of each."""
         self.errors: deque[tuple[int, str]] = deque(maxlen=ERROR_LINES)
         """The last lines that name an error."""
         self._printed = 0
@@ -106,7 +106,9 @@ class EngineProcess:
         return sentence
 
     def kill(self) -> None:
-        """Kill it and its children: it does not answer any more as it should. :meth:`wait` ends."""
+        """Kill it and its children, because it does not answer properly. :meth:`wait` then
+        returns.
+        """
         if self._process is not None and self._process.returncode is None:
             _signal(self._process.pid, signal.SIGKILL)
 
@@ -154,7 +156,9 @@ class EngineProcess:
 
 
 def _begin() -> None:
-    """In the engine's process: a group of its own, which ends with the process that started it."""
+    """Prepare the engine's process: a group of its own, which ends with the process that started
+    it.
+    """
     os.setpgrp()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -33,7 +33,7 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
         "{slots}",
         "--tensor-parallel-size",
         "{gpus}",
-        # Questions whether it is well would fill its last lines, which are shown when it ends.
+        # Its log of health requests would replace the last lines, which are shown when it ends.
         "--disable-uvicorn-access-log",
     ),
 }
@@ -54,9 +54,9 @@ CHOSEN_THREADS = "MALLETRAIN_THREADS"
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of an engine: that of the replica, without a number of threads that
-    MalleTrain has chosen. vLLM takes any number for its user's and computes with so many threads,
-    which between the steps of a GPU keep processors busy; else it chooses one
+    """Return the environment of an engine: that of the replica without a number of threads chosen
+    by MalleTrain. vLLM takes such a number for the user's and computes with that many threads,
+    which keep processors busy between the steps of a GPU. Without it vLLM chooses a number
     (``set_torch_threads_for_runtime`` in vllm/utils/torch_utils.py).
     """
     engine = dict(environment)

@@ -34,13 +34,12 @@ class Front:
     """The front of one replica.
 
     Args:
-        token: bearer token that requests must have; empty: they need none.
+        token: bearer token of requests; empty: they need none.
         engine: socket of the engine.
         status: returns the status of the replica.
         engine_ended: called after a connection to the engine broke. Waits until it is known whether
             the engine has ended; returns its last lines, empty if it has not ended.
-        end_engine: ends an engine that says that it is not well; returns a sentence, empty if it
-            has not loaded yet.
+        end_engine: ends an unhealthy engine; returns a sentence, empty if it has not loaded yet.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Front:
         return self._running
 
     async def start(self, listener: socket.socket) -> None:
-        """Answer on a socket that is bound."""
+        """Serve on a bound socket."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(self._engine), limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -147,13 +146,13 @@ class Front:
             refusal = await self._broken(str(error) or type(error).__name__)
             if response is None:
                 return _error(refusal)
-            with contextlib.suppress(ConnectionError):  # the client may be gone too
+            with contextlib.suppress(ConnectionError):  # the client may have disconnected, too
                 await response.write(b"\n\ndata: " + msgspec.json.encode(refusal.body()) + b"\n\n")
         await response.write_eof()
         return response
 
     async def _broken(self, text: str) -> ApiRefusal:
-        """The error for a request whose connection to the engine broke."""
+        """Return the error for a request whose connection to the engine broke."""
         sentence = await self._engine_ended()
         if sentence:
             return ApiRefusal(502, sentence, ENGINE_ENDED)

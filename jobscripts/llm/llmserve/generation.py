@@ -63,7 +63,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class RequestRefusal:
-    """Why a request is not accepted."""
+    """Reason for refusing a request."""
 
     limit: str
     """Name of the limit, such as ``requests_per_minute``."""

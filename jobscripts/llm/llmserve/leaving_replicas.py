@@ -1,8 +1,9 @@
-"""Which requests move off replicas that have notice of their end. Pure: no sockets, no clock.
+"""Decides which requests move off replicas that have notice of their end. Pure: no sockets, no
+clock.
 
-A request moves if its answer may not be complete before its replica ends, it can be continued or
-started again, and another replica has room for it now. Room that moving requests will need is kept
-free. A request without room elsewhere stays, and may move later.
+A request moves if its answer may not be complete before its replica ends, if it can be continued or
+started again, and if another replica has room for it now. Room that moving requests will need is
+kept free. A request without room elsewhere stays, and may move later.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _leaving(replicas: Collection[DispatcherReplica]) -> list[DispatcherReplica]
 
 
 def _should_move(tracked: TrackedRequest, replica: DispatcherReplica, now: float) -> bool:
-    """Whether the answer may not be complete in time. Not if a stream of it has begun that could
-    not be continued.
+    """Return whether the answer may not be complete in time. False for a stream that has begun and
+    cannot be continued.
     """
     token_s = replica.capacity.token_s
     in_time = token_s > 0 and (

@@ -1,7 +1,7 @@
-"""The dispatcher on the real clock: posts attempts to replicas and hands on what comes back.
+"""The dispatcher on the real clock: posts attempts to replicas and returns their results.
 
-It carries out the commands of :class:`llmserve.dispatcher.Dispatcher` and reports to it. It decides
-nothing about requests. Of replicas it decides one thing: which ones cannot be reached.
+It carries out the commands of :class:`llmserve.dispatcher.Dispatcher` and reports to it, and
+decides only which replicas cannot be reached.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ from llmserve.text import AnswerDecoder, StopStrings, Tokenizer
 log = logging.getLogger("llmserve")
 
 POLL_S = 0.5
-"""Seconds between two questions to a replica how it is."""
+"""Interval of status requests to a replica, seconds."""
 SILENCE_S = 10.0
-"""Seconds without an answer after which a replica is gone. Longer than a busy machine needs: a
-broken connection is noticed at once."""
+"""Time without an answer after which a replica counts as gone, seconds. It is longer than a busy
+machine needs to answer. A broken connection is detected at once.
+"""
 PROBE_S = 1.0
-"""Seconds that a replica has to answer after a connection to it broke."""
+"""Maximum time for the answer of a replica after a connection to it broke, seconds."""
 
 
 @dataclass(eq=False)
 class _Answer:
-    """What is kept of a request until it ends."""
+    """The dispatcher's record of a request until it ends."""
 
     request: GenerationRequest
     parameters: Mapping[str, Any]
@@ -62,7 +63,7 @@ class _Answer:
     stops: StopStrings
     submitted_at: float
     path: str = ""
-    """Of a body that is posted as it is; empty: ids are."""
+    """Path of a body that is posted unchanged; empty: ids are posted."""
     text: list[str] = field(default_factory=list)
     unshown: list[str] = field(default_factory=list)
     """Text that comes with the next part."""
@@ -72,7 +73,7 @@ class _Answer:
     first_token_at: float | None = None
 
     def read(self, ids: Sequence[int]) -> int:
-        """Decode ids; return the number after which the text was complete the last time."""
+        """Decode ids. Return the number of them after which the text was complete the last time."""
         text, complete = self.decoder.add(ids)
         self.show(self.stops.add(text))
         return complete
@@ -219,32 +220,32 @@ class LiveDispatcher:
         return self._dispatcher.generated(request)
 
     def state(self, request: str) -> RequestState | None:
-        """Return the state of a request; None if there is none, or it has ended."""
+        """Return the state of a request; None if it does not exist or has ended."""
         return self._dispatcher.state(request)
 
     # --- replicas ---
 
     def add_replica(self, name: str, address: str, capacity: Capacity | None = None) -> None:
-        """A replica is there; it may still load.
+        """Add a replica, which may still load.
 
         Args:
-            name: of its node.
+            name: name of its node.
             address: ``HOST:PORT``, or ``unix:PATH``.
-            capacity: of an engine without a front; None: there is a front, which says it.
+            capacity: capacity of an engine without a front; None: the front reports it.
 
         Raises:
-            ValueError: there is one of this name.
+            ValueError: a replica of this name exists.
         """
         if name in self._replicas:
-            raise ValueError(f"A replica {name} is there already; remove it first.")
+            raise ValueError(f"A replica {name} exists already; remove it first.")
         client = ReplicaClient(address, self._token)
         replica = LiveReplica(name, client, capacity, added_at=self._clock())
         self._replicas[name] = replica
         replica.task = self._start(self._follow(replica))
 
     def notice(self, name: str, seconds: float) -> None:
-        """The node of a replica will be taken after so many seconds. Its requests move, as far as
-        they would not end before. No effect on one that is not there.
+        """Record that the node of a replica will be taken after a number of seconds. Requests that
+        would not end before are moved. No effect on an unknown replica.
         """
         replica = self._replicas.get(name)
         if replica is not None and replica.is_known:
@@ -252,7 +253,9 @@ class LiveDispatcher:
             self._carry_out(self._dispatcher.notice(name, now + seconds, now))
 
     def expect_end(self, name: str, seconds: float) -> None:
-        """A forecast: the node of a replica, which may load, is to last so many seconds."""
+        """Record a forecast: the number of seconds for which the node of a replica is expected to
+        last. The replica may still load.
+        """
         replica = self._replicas.get(name)
         if replica is None:
             return
@@ -261,7 +264,7 @@ class LiveDispatcher:
             self._dispatcher.expect_end(name, replica.lasts_until)
 
     def remove_replica(self, name: str) -> None:
-        """A replica is gone for good. No effect on one that is not there."""
+        """Remove a replica. No effect on an unknown one."""
         replica = self._replicas.pop(name, None)
         if replica is None:
             return
@@ -270,26 +273,28 @@ class LiveDispatcher:
             replica.task.cancel()
         self._start(replica.client.close())
 
-    # --- what there is ---
+    # --- state ---
 
     @property
     def load(self) -> Load:
-        """How busy the ready replicas are."""
+        """Load of the ready replicas."""
         return self._dispatcher.load
 
     @property
     def largest_tokens(self) -> int:
-        """Maximum number of tokens that a replica so far holds; 0: none has been ready."""
+        """Maximum number of tokens of all replicas so far; 0: none has been ready."""
         return self._dispatcher.largest_tokens
 
     @property
     def may_hold_more(self) -> bool:
-        """Whether a replica that is not ready may hold more tokens than all so far."""
+        """Return whether a replica that is not ready may have room for more tokens than all
+        replicas so far.
+        """
         largest, now = self.largest_tokens, self._clock()
         return any(each.may_hold_more(largest, now) for each in self._replicas.values())
 
     def counts(self) -> LiveCounts:
-        """Return the numbers until now."""
+        """Return the counts since the start."""
         counts = self._counts
         counts.moves = self._dispatcher.moves
         counts.losses = self._dispatcher.losses
@@ -299,7 +304,7 @@ class LiveDispatcher:
         return counts
 
     def replicas(self) -> list[ReplicaView]:
-        """Return the replicas that were added and not removed, in this order."""
+        """Return the replicas in the order in which they were added."""
         states = self._dispatcher.replica_states()
         return [replica.view(states) for replica in self._replicas.values()]
 
@@ -309,7 +314,7 @@ class LiveDispatcher:
         self, request: GenerationRequest, parameters: Mapping[str, Any], stops: Sequence[str]
     ) -> _Answer:
         if request.name in self._answers:
-            raise ValueError(f"A request {request.name} is there already; give another name.")
+            raise ValueError(f"A request {request.name} exists already; give another name.")
         stream = AnswerStream(request.name, lambda: self._cancel(request.name))
         decoder = self.tokenizer.decoder(request.prompt)
         return _Answer(request, parameters, stream, decoder, StopStrings(stops), self._clock())
@@ -357,7 +362,7 @@ class LiveDispatcher:
         replica = self._replicas.get(stop.replica)
         task = None if replica is None else replica.attempts.get(stop.attempt)
         if task is None:
-            return  # it has ended, which is reported by itself
+            return  # the request has ended, which is reported separately
 
         def stopped(_: asyncio.Task[None]) -> None:
             commands = self._dispatcher.stopped(stop.request, stop.attempt, self._clock())
@@ -411,7 +416,7 @@ class LiveDispatcher:
             else:
                 replica.sentence = str(error)
                 self._lose(replica)
-        except Exception as error:  # an answer of a form that nobody expects
+        except Exception as error:  # an answer of an unexpected form
             log.exception("an attempt of request %s failed", post.request.name)
             self._fail_attempt(post, f"{type(error).__name__}: {error}", may_repeat=True)
 
@@ -465,7 +470,7 @@ class LiveDispatcher:
     # --- inside: replicas ---
 
     async def _follow(self, replica: LiveReplica) -> None:
-        """Ask a replica how it is, until it is removed."""
+        """Request the status of a replica regularly until it is removed."""
         replica.answered_at = self._clock()
         while True:
             asked_at = self._clock()
@@ -478,7 +483,7 @@ class LiveDispatcher:
             await asyncio.sleep(POLL_S)
 
     async def _is_there(self, replica: LiveReplica) -> bool:
-        """Whether a replica answers after a connection to it broke."""
+        """Return whether a replica answers after a connection to it broke."""
         asked_at = self._clock()
         try:
             self._apply(replica, await replica.ask(timeout_s=PROBE_S), asked_at)
@@ -487,7 +492,7 @@ class LiveDispatcher:
         return replica.is_known
 
     def _apply(self, replica: LiveReplica, status: ReplicaStatus, asked_at: float) -> None:
-        """A replica that was asked at ``asked_at`` has said how it is."""
+        """Handle the status of a replica that was requested at ``asked_at``."""
         now = replica.answered_at = self._clock()
         if self._replicas.get(replica.name) is not replica or asked_at < replica.lost_at:
             return
@@ -495,7 +500,7 @@ class LiveDispatcher:
         if status.state == ReplicaState.FAILED:
             self._crash(replica, status.sentence)
         elif status.state == ReplicaState.LOADING:
-            self._lose(replica)  # its engine has started again
+            self._lose(replica)  # its engine was started again
         elif status.state == ReplicaState.READY:
             if replica.had_notice and not replica.attempts:
                 self._lose(replica)  # the notice was withdrawn
@@ -509,7 +514,7 @@ class LiveDispatcher:
             self.notice(replica.name, status.ends_in_s or 0.0)
 
     def _admit(self, replica: LiveReplica, status: ReplicaStatus, now: float) -> None:
-        """A replica is ready."""
+        """Record that a replica is ready."""
         if replica.is_known:
             self._dispatcher.measure(replica.name, status.token_s)
             return

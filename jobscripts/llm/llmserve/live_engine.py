@@ -1,6 +1,5 @@
-"""A simulated engine on the real clock: what an inference server does with a GPU, without one.
-
-Runs in an asyncio loop. Requests that do not fit wait, the oldest first, as in a real engine.
+"""A simulated engine on the real clock: an inference server without a GPU. Runs in an asyncio loop.
+As in a real engine, requests without room wait, the oldest first.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class LiveEngine:
             self._engine.post(attempt.number, attempt.ids, attempt.max_tokens, self._clock())
 
     def _forget(self, attempt: _Attempt) -> None:
-        self._advance()  # until now it was computed
+        self._advance()  # the iteration was being computed until now
         if attempt in self._waiting:
             self._waiting.remove(attempt)
         elif self._running.pop(attempt.number, None) is not None:

@@ -1,4 +1,4 @@
-"""A replica as the live dispatcher keeps it: its connection, and what it said last."""
+"""The live dispatcher's record of a replica: its connection, and its last report."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ UNANSWERED_S = 60.0
 
 @dataclass(eq=False)
 class LiveReplica:
-    """A replica that the caller has added and not removed."""
+    """A replica of the dispatcher, until it is removed."""
 
     name: str
     client: ReplicaClient
     capacity: Capacity | None
-    """As the caller said; None: its front says it."""
+    """Capacity given by the caller; None: the front reports it."""
     added_at: float = 0.0
     status: ReplicaStatus | None = None
-    """The newest one."""
+    """The newest status."""
     answered_at: float = 0.0
     task: asyncio.Task[None] | None = None
     attempts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     is_known: bool = False
-    """Whether it is in the dispatcher."""
+    """Whether the dispatcher has it as a replica."""
     lost_at: float = -math.inf
-    """When it was lost last. What was asked before is not true any more."""
+    """Time of its last loss. Answers to earlier requests are ignored."""
     lasts_until: float | None = None
     """Time at which its node is expected to end; None: no forecast."""
     had_notice: bool = False
@@ -43,7 +43,7 @@ class LiveReplica:
     sentence: str = ""
 
     async def ask(self, **options: float) -> ReplicaStatus:
-        """What it says of itself, or its engine if there is no front."""
+        """Its last report, or that of its engine if there is no front."""
         capacity = self.capacity
         if capacity is None:
             return await self.client.status(**options)
@@ -53,21 +53,21 @@ class LiveReplica:
         return ReplicaStatus(state=state, **dataclasses.asdict(capacity))
 
     def may_hold_more(self, tokens: int, now: float) -> bool:
-        """Whether it may soon be ready, and hold more than so many tokens."""
+        """Return whether it may soon be ready, with room for more than ``tokens`` tokens."""
         if self.is_known:
             return False
         if self.capacity is not None:
             return self.capacity.kv_tokens > tokens
         if self.status is None:
             return now - self.added_at < UNANSWERED_S
-        # A front starts an engine again that has failed.
+        # a front restarts an engine that has failed
         return self.status.state in (ReplicaState.LOADING, ReplicaState.FAILED)
 
     def view(self, states: Mapping[str, ReplicaState]) -> ReplicaView:
-        """Return it for people and metrics.
+        """Return the view of the replica for users and metrics.
 
         Args:
-            states: of the replicas that the dispatcher has.
+            states: state of each replica of the dispatcher.
         """
         status = self.status
         view = ReplicaView(
@@ -86,7 +86,7 @@ class LiveReplica:
 
 
 def _state_outside(state: str) -> ReplicaState:
-    """The state of a replica that gets no requests, from what it said last."""
+    """Return the state of a replica that gets no requests, from its last report."""
     if state in (ReplicaState.LOADING, ReplicaState.DRAINING, ReplicaState.FAILED):
         return ReplicaState(state)
     return ReplicaState.GONE  # it was ready, and cannot be reached

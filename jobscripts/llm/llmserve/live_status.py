@@ -9,7 +9,7 @@ from llmserve.states import ReplicaState, RequestState
 
 @dataclass
 class LiveCounts:
-    """Numbers since the start, and the load now."""
+    """Counts since the start, and the present load."""
 
     submitted: int = 0
     ended: dict[RequestState, int] = field(
@@ -44,7 +44,7 @@ class LiveCounts:
 
 @dataclass
 class ReplicaView:
-    """A replica, for people and metrics."""
+    """A replica, for users and metrics."""
 
     name: str
     address: str
@@ -60,4 +60,4 @@ class ReplicaView:
     load_s: float | None = None
     """Seconds that loading took; None: not known."""
     sentence: str = ""
-    """What is wrong with it; empty: nothing is known to be wrong."""
+    """Its last error; empty: none is known."""

@@ -11,10 +11,10 @@ from llmserve.text import AnswerDecoder, SimulatedTokenizer, Tokenizer
 SIMULATED = "simulated"
 """Name of the tokenizer of the simulated engine."""
 INCOMPLETE = "\ufffd"
-"""Character into which tokenizers decode an incomplete character."""
+"""Character that tokenizers return for an incomplete character."""
 PROMPT_IDS = 5
-"""Last ids of a prompt with which an answer is decoded: tokenizers such as that of Llama 2 drop the
-space before the first word that they decode. As many as in vLLM.
+"""Number of last ids of a prompt with which an answer is decoded, as in vLLM. Tokenizers such as
+that of Llama 2 drop the space before the first word that they decode.
 """
 
 
@@ -92,7 +92,7 @@ class _WindowDecoder:
                 continue
             parts.append(text[len(before) :])
             complete = number
-            # The ids that gave the last text are the context of the next.
+            # The ids of the previous text are the context of the next.
             del self._ids[: self._context]
             self._context = len(self._ids)
         return "".join(parts), complete

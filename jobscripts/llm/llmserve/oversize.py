@@ -13,10 +13,13 @@ from typing import Generic, TypeVar
 from llmserve.generation import GenerationRequest, RequestRefusal
 
 LARGER_REPLICA_S = 30.0
-"""Seconds that a request waits which no replica so far could hold, while none is loading."""
+"""Time for which a request that is larger than all replicas so far waits while none is loading,
+seconds.
+"""
 RETURNING_REPLICA_S = 600.0
-"""Seconds that a request waits which no ready replica could hold, while one is loading, or if an
-earlier one could."""
+"""Time for which a request that is larger than all ready replicas waits while one is loading, or if
+an earlier replica was large enough, seconds.
+"""
 
 Line = TypeVar("Line", bound=Hashable)
 
@@ -38,29 +41,30 @@ def too_long(prompt_tokens: int, answer_tokens: int, limit: int) -> RequestRefus
 
 class OversizeRequests:
     """Requests that are larger than every ready replica. Sizes are tokens of prompt and answer
-    together; ``ready_tokens`` is what the largest ready replica holds, 0 without one.
+    together. ``ready_tokens`` is the size of the largest ready replica; 0 without one.
 
     Args:
-        limit: maximum size whatever replicas hold; None: no limit.
+        limit: maximum size whatever replicas have room for; None: no limit.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self.largest_tokens = 0
-        """Maximum number of tokens that a replica so far holds; 0: none has been ready."""
+        """Size of the largest replica so far, tokens; 0: none has been ready."""
         self._refused_tokens: int | None = None
-        """Size of the smallest request that has waited in vain; None: none has, or a replica that
-        could hold it has come since."""
+        """Size of the smallest request that has waited in vain; None: there is none, or a replica
+        with room for it has become ready since.
+        """
         self._since: dict[str, float] = {}
-        """Request → when it was first seen waiting beside ready replicas."""
+        """Request → time at which it was first seen waiting beside ready replicas."""
 
     def add_replica(self, tokens: int, *, is_first: bool) -> None:
-        """A replica is ready.
+        """Record that a replica is ready.
 
         Args:
-            tokens: number that it holds.
-            is_first: whether no other is ready. Requests waited for any replica before, and begin
-                to wait for a larger one.
+            tokens: its size.
+            is_first: whether no other is ready. The requests waited for any replica before, and
+                begin to wait for a larger one.
         """
         if is_first:
             self._since.clear()
@@ -82,11 +86,11 @@ class OversizeRequests:
     def wait(
         self, request: GenerationRequest, ready_tokens: int, now: float, *, is_loading: bool
     ) -> RequestRefusal | None:
-        """A request waits.
+        """Record that a request waits.
 
         Args:
-            request: that has been chosen, and is on no replica.
-            ready_tokens: as of the class.
+            request: a chosen request that is on no replica.
+            ready_tokens: see the class.
             now: the time, seconds; it does not decrease.
             is_loading: whether a replica is loading.
 
@@ -103,7 +107,7 @@ class OversizeRequests:
         return self.refusal(request, ready_tokens)
 
     def forget(self, request: str) -> None:
-        """A request does not wait any more."""
+        """Forget a request that does not wait any more."""
         self._since.pop(request, None)
 
 
@@ -114,16 +118,16 @@ def _refusal(request: GenerationRequest, limit: int) -> RequestRefusal:
 
 class BatchQueue(Generic[Line]):
     """The lines of a batch that are not submitted yet. A line that is larger than all replicas so
-    far comes behind the others: until then there may be a larger replica.
+    far moves behind the others, until a larger replica may exist.
 
     Args:
-        lines: in the order in which they are submitted.
+        lines: lines in the order of submission.
     """
 
     def __init__(self, lines: Iterable[Line]) -> None:
         self._lines = deque(lines)
         self._deferred: set[Line] = set()
-        """Lines that were put behind the others and are still queued."""
+        """Lines that were moved behind the others and are still queued."""
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -136,16 +140,16 @@ class BatchQueue(Generic[Line]):
         return self._lines.popleft()
 
     def defer(self, line: Line, tokens: int, largest_tokens: int) -> bool:
-        """Put a line behind the others if it is larger than all replicas so far. Only once: the
-        second time it is to be submitted.
+        """Move a line behind the others if it is larger than all replicas so far. This happens once
+        per line; the second time it is to be submitted.
 
         Args:
-            line: that :meth:`take` has returned.
+            line: a result of :meth:`take`.
             tokens: number of its prompt and answer together.
-            largest_tokens: maximum number that a replica so far holds; 0: none has been ready.
+            largest_tokens: size of the largest replica so far; 0: none has been ready.
 
         Returns:
-            Whether it was put behind the others.
+            Whether it was moved.
         """
         if line in self._deferred:
             self._deferred.remove(line)

@@ -47,7 +47,7 @@ class EngineCrash(Exception):
 
 
 class ReplicaUnreachable(Exception):
-    """The connection to a replica is broken, or was not made, or its engine is not ready."""
+    """The connection to a replica is broken or could not be made, or its engine is not ready."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Error(msgspec.Struct):
 
     @property
     def status(self) -> int:
-        """The HTTP status that the code is, as in streams of vLLM; 0: it is none."""
+        """The error's code as an HTTP status, as in streams of vLLM; 0: it is none."""
         return self.code if type(self.code) is int and 400 <= self.code < 600 else 0
 
 
@@ -124,7 +124,7 @@ class ReplicaClient:
                 raise ReplicaUnreachable(sentence) from None
 
     async def is_healthy(self, timeout_s: float = STATUS_S) -> bool:
-        """Whether an engine has loaded its model, and says that it is well.
+        """Return whether an engine has loaded its model and reports that it is healthy.
 
         Raises:
             ReplicaUnreachable: there is no answer in time.
@@ -193,8 +193,9 @@ class ReplicaClient:
     async def _attempt(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to an attempt. An engine whose inner process ended may answer for seconds with
-        errors before it ends, to each request at once: so it is asked whether it is well.
+        """Return the answer to an attempt. An engine whose inner process has ended may answer every
+        request with an error for some seconds before it ends itself; therefore its health is
+        checked.
         """
         try:
             async with self._answer("POST", path, body) as response:
@@ -230,7 +231,7 @@ class ReplicaClient:
 
 
 def _read_lines(lines: list[bytes]) -> EngineChunk:
-    """The ids of some lines of a stream of events."""
+    """Return the ids in some lines of a stream of events."""
     ids: list[int] = []
     for line in lines:
         if not line.startswith(b"data:"):
@@ -265,7 +266,7 @@ def _reason(text: str) -> FinishReason:
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:
-    """Raise the error that a status other than 200 means."""
+    """Raise the error for a status other than 200."""
     if response.status == 200:
         return
     text = await response.read()
@@ -283,6 +284,6 @@ def _raise(error: _Error, status: int) -> None:
         raise EngineCrash(error.message)
     if error.code == ENGINE_LOADS:
         raise ReplicaUnreachable(error.message)
-    # 401 and 404 are about this replica, 408 and 429 about now; other replicas may do better.
+    # 401 and 404 concern this replica, 408 and 429 the moment; another replica may succeed.
     may_repeat = not 400 <= status < 500 or status in (401, 404, 408, 429)
     raise EngineRefusal(error.message, may_repeat=may_repeat, status=status)

@@ -16,7 +16,7 @@ from malletrain.membership import Member
 
 
 class LifeEvent(Enum):
-    """What happens to a replica, as its own process sees it."""
+    """Events of a replica, as its own process sees them."""
 
     LOAD = "the engine answers that it is well"
     NOTICE = "its node will be taken"
@@ -52,7 +52,8 @@ LOADING again until it is checked whether the engine has loaded."""
 
 
 def may_load(members: Sequence[Member], me: Member, at_once: int) -> bool:
-    """Whether a replica may begin to load. Limits how many read the model at the same time.
+    """Return whether a replica may begin to load. This limits how many replicas read the model at
+    the same time.
 
     Args:
         members: members in the newest view, in an order that is the same for all members.

@@ -45,12 +45,14 @@ log = logging.getLogger("llmserve")
 MAX_LOADS = 3
 """Number of times in a row that an engine may end before it has loaded."""
 RESTART_PAUSE_S = 1.0
-"""Seconds before an engine is started again, for each time in a row that it did not load."""
+"""Pause before an engine is started again, seconds, times the number of consecutive failures to
+load.
+"""
 HEALTH_POLL_S = 0.1
 UNWELL_ANSWERS = 2
-"""Answers in a row that say that the engine is not well, after which it is ended."""
+"""Number of consecutive unhealthy answers after which an engine is ended."""
 HEALTH_WATCH_S = 5.0
-"""Seconds between two questions to an engine that has loaded whether it is well."""
+"""Interval of the health checks of an engine that has loaded, seconds."""
 VIEW_POLL_S = 0.5
 BROKEN_S = 2.0
 """Time to wait for the end of an engine after a connection to it broke, seconds."""
@@ -80,7 +82,7 @@ class ReplicaOptions:
     slots: int
     """Maximum number of concurrent requests."""
     kv_tokens: int | None = None
-    """Maximum number of tokens of all of them; None: what the engine's KV cache holds."""
+    """Maximum number of tokens of all of them; None: the size of the engine's KV cache."""
     port: int = 0
     """Port of the front; 0: any."""
     loads_at_once: int = 4
@@ -203,7 +205,7 @@ class ReplicaProcess:
             self._change(LifeEvent.RESTART)
 
     async def _run_engine(self) -> bool:
-        """One run of the engine, until it ends. Return whether it had loaded."""
+        """Run the engine once, until it ends. Return whether it had loaded."""
         self._is_loaded.clear()
         started = time.monotonic()
         try:
@@ -246,8 +248,8 @@ class ReplicaProcess:
         )
 
     async def _watch(self, started: float) -> None:
-        """Load, then end the engine if it says that it is not well. One that is too busy to answer
-        is left alone.
+        """Wait until the engine has loaded, then end it when it becomes unhealthy. An engine that
+        is too busy to answer continues.
         """
         assert self._client is not None
         await self._load(started)
@@ -283,17 +285,17 @@ class ReplicaProcess:
             return False
 
     async def _engine_ended(self) -> str:
-        """For the front: why a connection to the engine broke."""
+        """Return for the front why a connection to the engine broke."""
         return self.sentence if await happens(self._has_crashed, BROKEN_S) else ""
 
     def _end_engine(self) -> str:
-        """The engine says that it is not well. Return what is said of it; empty, and it goes on,
-        if it has not loaded. What it printed last is known when it has ended.
+        """End an unhealthy engine. Return the error and, once it has ended, its last lines; empty
+        if it has not loaded, in which case it continues.
         """
         if not self._is_loaded.is_set():
             return ""
         if self.state in (ReplicaState.READY, ReplicaState.DRAINING):
-            self.sentence = "The engine says that it is not well. It is started again."
+            self.sentence = "The engine reports that it is unhealthy. It is started again."
             self._change(LifeEvent.CRASH)
             self._engine.kill()
         return self.sentence
@@ -301,7 +303,7 @@ class ReplicaProcess:
     # --- the members ---
 
     async def _wait_for_turn(self) -> None:
-        """Wait until few enough of the members before this one are loading."""
+        """Wait until few enough of the earlier members are loading."""
         await first_view(self.group)
         end = time.monotonic() + MAX_STAGGER_S
         while time.monotonic() < end:

@@ -25,14 +25,14 @@ from llmserve.states import REPLICA_TRANSITIONS, ReplicaEvent, ReplicaState
 PREFIX_BLOCK = 64
 """Ids in a block of a prefix: a multiple of 16, the block size of engines, for fewer entries."""
 MAX_PREFIX_BLOCKS = 4096
-"""Prefix blocks that are remembered for a replica: 262,144 ids."""
+"""Maximum number of prefix blocks that are recorded for a replica: 262,144 ids."""
 LONG_ANSWER_S = 30.0
 """Duration from which an answer is long, seconds: only long answers prefer lasting replicas."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a replica can hold at once, and how fast it is."""
+    """The size and the speed of a replica."""
 
     slots: int
     """Maximum number of requests."""
@@ -59,7 +59,7 @@ def prefix_blocks(ids: Sequence[int]) -> list[int]:
 
 
 class PrefixMemory:
-    """The prefixes that a replica is expected to have cached: those that were posted last."""
+    """The prefixes that a replica probably has in its cache: those that were posted last."""
 
     def __init__(self, size: int = MAX_PREFIX_BLOCKS) -> None:
         self._size = size
@@ -112,13 +112,13 @@ class DispatcherReplica:
         self.free_tokens -= tokens
 
     def release(self, request: str) -> None:
-        """Return what a request has reserved."""
+        """Release what a request has reserved."""
         self.free_tokens += self.requests.pop(request)
         if self.reserved_for == request:
             self.reserved_for = None
 
     def fits(self, request: str, tokens: int) -> bool:
-        """Whether the request can be posted now."""
+        """Return whether the request can be posted now."""
         return (
             self.state is ReplicaState.READY
             and self.reserved_for in (None, request)

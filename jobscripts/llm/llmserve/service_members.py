@@ -30,13 +30,15 @@ class ReplicaSet(Protocol):
     """The part of :class:`llmserve.live_dispatcher.LiveDispatcher` that is used."""
 
     def add_replica(self, name: str, address: str) -> None:
-        """A replica is there."""
+        """Add a replica."""
 
     def expect_end(self, name: str, seconds: float) -> None:
-        """A forecast: the node of a replica is expected to last so many seconds."""
+        """Record a forecast: the number of seconds for which the node of a replica is expected to
+        last.
+        """
 
     def remove_replica(self, name: str) -> None:
-        """A replica is gone for good."""
+        """Remove a replica."""
 
 
 class MembersClient(Protocol):
@@ -61,7 +63,7 @@ class ReplicaFollower:
         """Replica → its expected remaining time, as it was reported last."""
 
     def apply(self, members: Iterable[ServiceMember]) -> None:
-        """Add and remove replicas: the service has these members now."""
+        """Add and remove replicas so that they are the current members."""
         present = {member.node: member for member in members if member.address}
         for node, address in list(self._addresses.items()):
             if node not in present or present[node].address != address:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 VOCABULARY = 32_000
 HALF_CHARACTER = 16
-"""One of so many ids is the first half of a character."""
+"""One of this many ids is the first half of a character."""
 _FACTOR = 2_654_435_761
 """Factor of Knuth's multiplicative hash, because the checksum alone is linear in the ids."""
 

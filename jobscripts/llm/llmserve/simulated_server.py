@@ -150,7 +150,9 @@ async def _whole(engine: LiveEngine, shape: AnswerShape) -> dict[str, Any]:
 
 
 async def _events(engine: LiveEngine, shape: AnswerShape) -> AsyncIterator[bytes]:
-    """The events of a stream. It is closed when the client is gone, which stops the attempt."""
+    """Yield the events of a stream. The iterator is closed when the client disconnects, which stops
+    the attempt.
+    """
     text, is_first = AnswerText(), True
     reports = engine.generate(shape.order.ids, shape.order.max_tokens)
     async with contextlib.aclosing(reports):
@@ -170,7 +172,7 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 async def _until_disconnect(request: Request, answer: Any) -> dict[str, Any] | None:
-    """The answer; None, and it is cancelled, if the client is gone before."""
+    """Return the answer. If the client disconnects before, cancel the attempt and return None."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":

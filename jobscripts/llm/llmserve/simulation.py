@@ -56,7 +56,7 @@ class Presence:
 
 @dataclass
 class RequestRecord:
-    """The course of one request."""
+    """The record of one request."""
 
     request: GenerationRequest
     arrived: float
@@ -100,7 +100,9 @@ class ServingResult:
 
 
 Followers = Callable[[RequestRecord], Iterable[Arrival]]
-"""Requests that a client sends because another one ended: record of that one → arrivals."""
+"""Returns the requests that a client sends because another one ended: record of that one →
+arrivals.
+"""
 Observer = Callable[[float, str, float], None]
 """Called with each amount of service: (time, user, service)."""
 
@@ -137,7 +139,7 @@ class ServingSimulation:
         self._names: dict[int, str] = {}
         """Attempt → request."""
         self._since: dict[int, int] = {}
-        """Attempt → number of ids of its request that are reported or were given to it."""
+        """Attempt → number of ids of its request that are reported or were part of its prompt."""
         self._counted: dict[str, int] = {}
         """Request that has not ended → number of ids that were counted."""
         self._due: dict[str, float] = {}
@@ -276,7 +278,7 @@ class ServingSimulation:
     # --- engines ---
 
     def _wake(self, replica: str, now: float) -> None:
-        """Have an engine report at its next event."""
+        """Let an engine report at its next event."""
         engine = self._engines.get(replica)
         due = None if engine is None else engine.next_event()
         if due is None:

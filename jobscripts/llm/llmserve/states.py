@@ -18,22 +18,20 @@ class RequestState(str, Enum):
 
     QUEUED = "queued"
     RUNNING = "running"
-    """An attempt of it is on a replica."""
+    """An attempt of the request is on a replica."""
     MOVING = "moving"
     """Its attempt is being stopped, to be continued on another replica."""
     DONE = "done"
     CANCELLED = "cancelled"
     REFUSED = "refused"
-    """It was not accepted, because its user exceeds a limit, or no replica that could hold it has
-    come.
-    """
+    """It was refused: its user exceeds a limit, or no replica large enough has become ready."""
     FAILED = "failed"
 
     __str__ = str.__str__
 
 
 class RequestEvent(Enum):
-    """What happens to a request."""
+    """Event of a request."""
 
     POST = "an attempt is posted to a replica"
     MOVE = "its replica leaves before the attempt can end"
@@ -51,7 +49,7 @@ class ReplicaState(str, Enum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
-    """It has notice of its end: it gets no new requests, and those that it has may end there."""
+    """The replica has notice of its end: it gets no new requests; its requests may end there."""
     GONE = "gone"
     """Its node is gone."""
     FAILED = "failed"
@@ -61,7 +59,7 @@ class ReplicaState(str, Enum):
 
 
 class ReplicaEvent(Enum):
-    """What happens to a replica."""
+    """Event of a replica."""
 
     LOAD = "the model is loaded"
     NOTICE = "its node will be taken"

@@ -18,7 +18,7 @@ class AnswerDecoder(Protocol):
 
     def add(self, ids: Sequence[int]) -> tuple[str, int]:
         """Add ids. Return the text that is complete now, and the number of ``ids`` up to the last
-        one after which the text was complete (0: it was after none of them).
+        one after which the text was complete; 0 if it was complete after none of them.
         """
         ...
 
@@ -112,10 +112,12 @@ class StopStrings:
         self._stops = tuple(stop for stop in stops if stop)
         self._pending = ""
         self.has_stopped = False
-        """Whether one was found."""
+        """Whether a stop string was found."""
 
     def add(self, text: str) -> str:
-        """Add text. Return the text that can be sent, no end of which may begin a stop string."""
+        """Add text. Return the text that can be sent; its end cannot be the beginning of a stop
+        string.
+        """
         if self.has_stopped:
             return ""
         text = self._pending + text
@@ -128,17 +130,17 @@ class StopStrings:
         return text[:shown]
 
     def clear(self) -> None:
-        """Start again: the answer begins anew."""
+        """Start again with a new answer."""
         self._pending, self.has_stopped = "", False
 
     def end(self) -> str:
-        """Return the text that was held back: no more follows."""
+        """Return the text that is not sent yet, because no more text follows."""
         pending, self._pending = self._pending, ""
         return pending
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` with which ``stop`` begins."""
+    """Return the length of the longest end of ``text`` with which ``stop`` begins."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

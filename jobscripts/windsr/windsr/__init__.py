@@ -13,4 +13,4 @@ __version__ = "0.1.0"
 
 
 class WindsrError(Exception):
-    """Something the user can mend; the message is a sentence for the command line."""
+    """An error that the user can correct; the message is a sentence for the command line."""

@@ -1,15 +1,16 @@
-"""Sparse observations brought into a fine field: how far each reaches, a soft mask, the composite,
-and innovations spread. Pure functions.
+"""Brings sparse observations into a fine field: the radius of each, a soft mask, the composite, and
+spread innovations. Pure functions.
 
-Around an observation the field is drawn to the observed value within an impact radius. The radius
+Within an impact radius around an observation the field is drawn to the observed value. The radius
 grows pixel by pixel as long as terrain and wind inside it vary little (standard deviations below T1
-and T2): in a plain a station speaks for far, on a ridge for itself. The mask of one observation is
-a Gaussian of its radius, cut off there; the composite is x = m ⊙ observed + (1 − m) ⊙ model.
+and T2): a station in a plain has a large radius, one on a ridge a small one. The mask of one
+observation is a Gaussian of its radius, cut off there. The composite is x = m ⊙ observed + (1 − m)
+⊙ model.
 
-WindSR's composite is of the interpolated coarse field, and the model sees it as its condition
-(:func:`conditioned`; Ma et al. 2025, eq. 6.4). The same composite of a finished field
-(:func:`assimilate`) flattens what the model made around a station. :func:`spread_innovations`
-spreads what a station finds wrong instead of what it measured.
+WindSR composes the interpolated coarse field, which is then the condition of the model
+(:func:`conditioned`; Ma et al. 2025, eq. 6.4). :func:`assimilate` composes a finished field, which
+flattens the model's detail around a station. :func:`spread_innovations` spreads the differences
+between stations and model instead of the measured values.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windsr import WindsrError
-from windsr.fields import FASTEST
+from windsr.fields import MAX_SPEED_MS
 
-SMALLEST, LARGEST = 1, 6
-"""Pixels; the second is the published cap, a default."""
+MIN_RADIUS, MAX_RADIUS = 1, 6
+"""Minimum radius and default of the maximum (the published one), pixels."""
 T1_M, T2_MS = 30.0, 0.5
 """Default thresholds: standard deviation of terrain (m) and of wind (m/s) inside the radius."""
-SIGMAS = 2.0
-"""The radius in standard deviations of the Gaussian: at the rim the mask has fallen to exp(−2) =
-0.135.
-"""
+SIGMAS_PER_RADIUS = 2.0
+"""The radius in standard deviations of the Gaussian: at the rim the mask is exp(−2) = 0.135."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +45,20 @@ class WindObservation:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """T1 (m of terrain), T2 (m/s of wind), and the pixels that no radius exceeds; None: the
-    field's diagonal.
+    """Limits of the dynamic radius: T1 (m of terrain), T2 (m/s of wind), and the maximum radius in
+    pixels; None: the field's diagonal.
     """
 
     terrain: float = T1_M
     wind: float = T2_MS
-    largest: int | None = LARGEST
+    largest: int | None = MAX_RADIUS
 
 
 def _disk(
     shape: tuple[int, ...], row: int, column: int, radius: float
 ) -> tuple[tuple[slice, slice], NDArray[np.float64]]:
-    """(slices, squared distance in pixels inside them) of the square around a pixel that holds a
-    disk of ``radius``.
+    """Return (slices, squared distances in pixels inside them) of the square around a pixel that
+    contains a disk of ``radius``.
     """
     reach = int(np.floor(radius))
     rows = slice(max(row - reach, 0), min(row + reach + 1, shape[0]))
@@ -76,17 +75,21 @@ def impact_radius(
     column: int,
     thresholds: Thresholds | None = None,
 ) -> int:
-    """Pixels, 1 or more, around (row, column): Algorithm 1 of WindSR. From a radius of 1 on, as
-    long as both standard deviations inside are below T1 and T2, the radius grows by 1; so it ends
-    one pixel beyond the last disk that was even, or at the cap.
+    """Return the impact radius around (row, column), 1 pixel or more: Algorithm 1 of WindSR.
+
+    The radius starts at 1 and grows by 1 as long as both standard deviations inside are below T1
+    and T2. So it ends one pixel beyond the last disk below the thresholds, or at the maximum.
 
     Args:
-        terrain: [H, W] m; ``wind``: [H, W] m/s, the first guess, as the truth is not known.
+        terrain: [H, W] m.
+        wind: [H, W] m/s, the first guess, because the truth is not known.
+        row, column: pixel of the station.
+        thresholds: limits of the radius; None: the defaults.
     """
     thresholds = thresholds or Thresholds()
     rows, columns = terrain.shape
     largest = thresholds.largest or int(np.ceil(np.hypot(rows, columns)))
-    radius = SMALLEST
+    radius = MIN_RADIUS
     while radius < largest:
         where, distance = _disk(terrain.shape, row, column, radius)
         inside = distance <= radius**2
@@ -102,14 +105,20 @@ def impact_radius(
 def soft_mask(
     shape: tuple[int, int], observations: Sequence[WindObservation], radii: Sequence[float]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(mask 0..1, observed values m/s), both ``shape``.
+    """Return (mask 0..1, observed values m/s), both of shape ``shape``.
 
-    The mask is the largest of the observations' Gaussians exp(−d²/2σ²) with σ = radius/2, 0 beyond
-    the radius, 1 at the station. Where several reach, the value is their mean with weights m/(1 −
-    m), so that each station keeps its own (Shepard 1968).
+    The mask is the largest of the observations' Gaussians exp(−d²/2σ²) with σ = radius/2: 1 at the
+    station, 0 beyond the radius. Where several observations overlap, the value is their mean with
+    weights m/(1 − m), so that it equals the observed value at each station (Shepard 1968).
+
+    Args:
+        shape: (H, W) of the field.
+        observations: the observations.
+        radii: radius of each, pixels.
 
     Raises:
-        WindsrError: for a pixel outside, a value that cannot be, or a radius below 0.
+        WindsrError: a pixel is outside of the field, a value is impossible, or a radius is
+            negative.
     """
     return _blended(shape, observations, radii, [o.value for o in observations])
 
@@ -118,17 +127,21 @@ def _blended(
     shape: tuple[int, int],
     observations: Sequence[WindObservation],
     radii: Sequence[float],
-    say: Sequence[float],
+    station_values: Sequence[float],
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The mask, and at each pixel the mean of what the stations that reach it ``say``."""
+    """Return the mask, and the mean of ``station_values`` (one per observation) over the
+    observations that reach each pixel.
+    """
     mask, weights, sums = (np.zeros(shape) for _ in range(3))
-    for observation, radius, value in zip(observations, radii, say, strict=True):
+    for observation, radius, value in zip(observations, radii, station_values, strict=True):
         _check(observation, shape)
         if radius < 0:
             raise WindsrError(f"An impact radius of {radius:g} pixels cannot be; give 0 or more.")
         where, distance = _disk(shape, observation.row, observation.column, radius)
         own = np.where(
-            distance <= radius**2, np.exp(-0.5 * distance * (SIGMAS / max(radius, 1.0)) ** 2), 0.0
+            distance <= radius**2,
+            np.exp(-0.5 * distance * (SIGMAS_PER_RADIUS / max(radius, 1.0)) ** 2),
+            0.0,
         )
         share = own / (1 - own + 1e-9)
         mask[where] = np.maximum(mask[where], own)
@@ -144,17 +157,17 @@ def _check(observation: WindObservation, shape: tuple[int, ...]) -> None:
             f"An observation at pixel ({observation.row}, {observation.column}) is outside "
             f"of {shape[0]} × {shape[1]}."
         )
-    if not 0 <= observation.value <= FASTEST:
+    if not 0 <= observation.value <= MAX_SPEED_MS:
         raise WindsrError(
             f"An observed wind of {observation.value:g} m/s cannot be (possible: 0 to "
-            f"{FASTEST:g}); are the units m/s?"
+            f"{MAX_SPEED_MS:g}); are the units m/s?"
         )
 
 
 def composite(
     model: NDArray[np.floating], mask: NDArray[np.floating], observed: NDArray[np.floating]
 ) -> NDArray[np.floating]:
-    """m ⊙ observed + (1 − m) ⊙ model; ``model`` [..., H, W], the others [H, W]."""
+    """Return m ⊙ observed + (1 − m) ⊙ model. ``model``: [..., H, W]; the others: [H, W]."""
     return mask * observed + (1 - mask) * model
 
 
@@ -165,7 +178,9 @@ def radii_of(
     radius: float | None,
     thresholds: Thresholds | None,
 ) -> list[float]:
-    """Pixels for each observation: ``radius``, or, None, the dynamic one in ``guess`` [H, W]."""
+    """Return the radius of each observation, pixels: ``radius``, or the dynamic one in the field
+    ``guess`` [H, W] if that is None.
+    """
     return [
         float(
             radius
@@ -183,11 +198,14 @@ def assimilate(
     radius: float | None = None,
     thresholds: Thresholds | None = None,
 ) -> tuple[NDArray[np.floating], NDArray[np.float32], list[float]]:
-    """One field with its observations: (composite, mask, radii).
+    """Bring observations into one field. Return (composite, mask, radii).
 
     Args:
-        model: [members, H, W] or [H, W] m/s; the radii come from the members' mean.
-        radius: pixels, the same for all; None for the dynamic one.
+        model: [members, H, W] or [H, W] m/s; the radii are computed from the members' mean.
+        terrain: [H, W] m.
+        observations: the observations of this field.
+        radius: radius of all observations, pixels; None: the dynamic one.
+        thresholds: limits of the dynamic radius; None: the defaults.
     """
     guess = model.mean(axis=0) if model.ndim == 3 else model
     radii = radii_of(guess, terrain, observations, radius, thresholds)
@@ -202,10 +220,11 @@ def spread_innovations(
     radius: float | None = None,
     thresholds: Thresholds | None = None,
 ) -> tuple[NDArray[np.floating], NDArray[np.float32], list[float]]:
-    """One field with what its observations find wrong spread around them: x = model + m ⊙
-    innovation, as successive corrections do (Cressman 1959). The model's own detail stays; nothing
-    becomes negative. Arguments and result as :func:`assimilate`; each member has its own
-    innovations.
+    """Spread the differences between observations and one field around the stations: x = model + m
+    ⊙ innovation, as in successive corrections (Cressman 1959).
+
+    The model's own detail stays, and no wind becomes negative. Each member has its own innovations.
+    For arguments and result see :func:`assimilate`.
     """
     guess = model.mean(axis=0) if model.ndim == 3 else model
     radii = radii_of(guess, terrain, observations, radius, thresholds)
@@ -228,8 +247,14 @@ def conditioned(
     radius: float | None = None,
     thresholds: Thresholds | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[float]]:
-    """What a model sees instead of the interpolated coarse fields [n, H, W]: their composites with
-    the observations of each field, by number. (composites, masks, radii of all).
+    """Return what a model gets in place of the interpolated coarse fields: (composites, masks,
+    radii of all observations).
+
+    Args:
+        interpolated: [n, H, W] m/s.
+        terrain: [H, W] m.
+        observations: number of the field → its observations.
+        radius, thresholds: see :func:`assimilate`.
     """
     made = interpolated.astype(np.float32)
     masks = np.zeros_like(made)
@@ -245,12 +270,12 @@ def conditioned(
 def read_observations(
     path: Path, times: NDArray[np.datetime64], y: NDArray[np.floating], x: NDArray[np.floating]
 ) -> dict[int, list[WindObservation]]:
-    """Observations by number of the field, from a table with columns ``time`` (ISO, UTC), ``y``,
-    ``x`` (m, of the fine grid) and ``wind_speed`` (m/s).
+    """Read a table of observations with columns ``time`` (ISO, UTC), ``y``, ``x`` (m, of the fine
+    grid) and ``wind_speed`` (m/s). Return number of the field → observations.
 
     Raises:
-        WindsrError: when the table cannot be read, or a line is at no time or place of the fields;
-            the message says which.
+        WindsrError: the table cannot be read, or a line has a time or place outside of the fields;
+            the message names it.
     """
     try:
         with path.open(newline="") as file:

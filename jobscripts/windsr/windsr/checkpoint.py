@@ -1,5 +1,5 @@
-"""Trained models on disk: one safetensors file with the weights, and in its header what they belong
-to.
+"""Trained models on disk: one safetensors file with the weights, and a header that describes the
+model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from windsr.presets import Preset
 
 FORMAT = "windsr-1"
 FROZEN = "frozen."
-"""Before the names of weights that were trained before and came along."""
+"""Prefix of the names of weights that were trained earlier and are part of the model."""
 
 
 def save(path: Path, method: Method, net: nn.Module, facts: dict[str, str | float | int]) -> None:
-    """Write the weights of ``net`` (the method's predicting network, or its average). Whole or not
-    at all. ``facts``: free notes.
+    """Write the weights of ``net`` (the method's predicting network, or its average), completely or
+    not at all. ``facts``: any notes.
     """
     from safetensors.torch import save_file
 
@@ -45,7 +45,9 @@ def save(path: Path, method: Method, net: nn.Module, facts: dict[str, str | floa
 
 
 def load(path: Path) -> tuple[Method, dict[str, str | float | int]]:
-    """The method with its trained network, and the facts. Raises WindsrError."""
+    """Read a model. Return the method with its trained network, and the facts. Raises
+    WindsrError.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -58,7 +60,7 @@ def load(path: Path) -> tuple[Method, dict[str, str | float | int]]:
         raise WindsrError(f"{path} is no safetensors file, or a damaged one: {error}") from error
     if header.get("format") != FORMAT:
         raise WindsrError(
-            f"{path} is no model of windsr (its format is {header.get('format')!r}, known is "
+            f"{path} is no model of windsr (its format is {header.get('format')!r}, expected: "
             f"{FORMAT!r})."
         )
     try:

@@ -28,7 +28,7 @@ METHOD_NAMES = ("windsr", "windsr-edm", "unet", "srcnn", "esrgan")
 
 
 def say(text: str) -> None:
-    """A line for the job's log, at once."""
+    """Print a line for the job's log immediately."""
     print(text, flush=True)
 
 
@@ -89,7 +89,7 @@ def cli() -> None:
 )
 @data_options
 def train(folder: Path, **options: Any) -> None:
-    """Train a model in FOLDER, which all nodes share; goes on where it was interrupted.
+    """Train a model in FOLDER, which all nodes share. Continues an interrupted training.
 
     On nodes that come and go: malletrain submit --nodes 1:8 jobscripts/windsr/job.py train FOLDER
     …, with --live or without.
@@ -378,7 +378,9 @@ def synthetic(file: Path, **options: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run; what the user can mend is said in a sentence, exit status 1."""
+    """Run the command line. Errors that the user can correct are printed as a sentence, with exit
+    status 1.
+    """
     from malletrain.elastic import ElasticError, SnapshotError, StateError
 
     try:

@@ -1,4 +1,4 @@
-"""Files of samples beside each other: scores and distributions against the truth in them."""
+"""Compares files of samples: scores and distributions against the truth in them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from windsr import WindsrError, output
 from windsr.evaluate import cdfs, scores
 from windsr.grids import bicubic
-from windsr.verification import verified
+from windsr.verification import ensemble_scores
 
 
 def named(samples: Sequence[Path]) -> dict[str, Any]:
-    """Results by name: that of the file, or of its folder where the file is samples.nc."""
+    """Return results by name: that of the file, or of its folder if the file is samples.nc."""
     return {
         (path.parent.name if path.name == "samples.nc" else path.stem): output.read(path)
         for path in samples
@@ -38,7 +38,7 @@ def _with_truth(samples: Sequence[Path]) -> dict[str, Any]:
 
 
 def interpolated(result: Any) -> Any:
-    """What bicubic interpolation makes of the coarse fields of a result."""
+    """Return the bicubic interpolation of the coarse fields of a result."""
     factor = len(result.y) // result.low.shape[1]
     return bicubic(torch.from_numpy(result.low[:, None]), factor).clamp_min(0).numpy()
 
@@ -48,20 +48,20 @@ def _scored(result: Any, members: Any, peak: float) -> dict[str, Any]:
     spacing = float(np.diff(result.x).mean())
     return {
         **scores(result.truth, members, peak),
-        **verified(result.truth, members, spacing, factor),
+        **ensemble_scores(result.truth, members, spacing, factor),
     }
 
 
 def table_of(samples: Sequence[Path]) -> dict[str, Any]:
-    """Scores and distributions of files of samples, with bicubic interpolation beside them. Raises
-    WindsrError where one has no truth.
+    """Return scores and distributions of files of samples and of bicubic interpolation. Raises
+    WindsrError if a file has no truth.
     """
     results = _with_truth(samples)
     first = next(iter(results.values()))
     peak = float(first.truth.max())
     table = {"bicubic": _scored(first, interpolated(first), peak)}
     table |= {name: _scored(result, result.members, peak) for name, result in results.items()}
-    # A member, not the mean: the mean of an ensemble is smoother than any wind.
+    # one member, not the mean: the mean of an ensemble is smoother than any wind
     curves = {"truth": first.truth, "bicubic": interpolated(first)[:, 0]}
     curves |= {
         name: r.members[:, 0]
@@ -76,9 +76,9 @@ def table_of(samples: Sequence[Path]) -> dict[str, Any]:
 
 
 def lines_of(table: dict[str, Any]) -> list[str]:
-    """The scores of a table as lines of text. ``spread/skill`` is 1 and ``fine`` (power at the
-    wavelengths that the coarse grid does not hold, of one member) too where a member could be the
-    truth.
+    """Return the scores of a table as lines of text. ``spread/skill`` and ``fine`` (power of one
+    member at wavelengths below the resolution of the coarse grid) are 1 if the members are as
+    variable as the truth.
     """
     head = ("PSNR dB", "SSIM", "MAE", "RMSE", "bias", "CRPS", "spread", "sp/skill", "fine")
     keys = ("ssim", "mae", "rmse", "bias", "crps", "spread", "spread_skill", "fine_power_member")

@@ -1,5 +1,5 @@
-"""The options of the command line that say where fine fields come from and how far observations
-reach, and what they mean.
+"""Options of the command line for the fine fields and for the radius of observations, and their
+meaning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from windsr import WindsrError
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where fine fields come from, for train and sample alike."""
+    """Add the options that select the fine fields, for ``train`` and ``sample``."""
     for option in reversed(
         (
             click.option(
@@ -74,14 +74,16 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def split_of(options: dict[str, Any], needs_terrain: bool = True) -> tuple[Any, Any]:
-    """(train, test) fields by the data options."""
+    """Return the (train, test) fields that the data options select."""
     from windsr.fields import split_by_day
 
     return split_by_day(fields_of(options, needs_terrain), options["test_day"])
 
 
 def fields_of(options: dict[str, Any], needs_terrain: bool) -> Any:
-    """All fields of the data options. ``needs_terrain``: whether a file without is refused."""
+    """Return all fields that the data options select. ``needs_terrain``: whether a file without
+    terrain is refused.
+    """
     from windsr import readers, synthetic
 
     if options["data"] is None:
@@ -94,7 +96,7 @@ def fields_of(options: dict[str, Any], needs_terrain: bool) -> Any:
 
 
 def reading_of(options: dict[str, Any], needs_terrain: bool = True) -> Any:
-    """How the files of the data options are read."""
+    """Return the options for reading the files."""
     from windsr.readers import Options
 
     return Options(
@@ -107,7 +109,7 @@ def reading_of(options: dict[str, Any], needs_terrain: bool = True) -> Any:
 
 
 def radius_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How far observations reach, for sample and assimilate alike."""
+    """Add the options for the radius of observations, for ``sample`` and ``assimilate``."""
     for option in reversed(
         (
             click.option(
@@ -142,7 +144,9 @@ def radius_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def radius_of(options: dict[str, Any]) -> tuple[float | None, Any]:
-    """(fixed radius in pixels or None, thresholds of the dynamic one). Raises WindsrError."""
+    """Return (fixed radius in pixels or None, thresholds of the dynamic one). Raises
+    WindsrError.
+    """
     from windsr.assimilate import T1_M, T2_MS, Thresholds
 
     radius = options["radius"]

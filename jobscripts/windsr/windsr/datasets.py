@@ -1,8 +1,8 @@
-"""An xarray Dataset of any model as :class:`windsr.fields.Fields`: which variable is the wind,
-which the terrain, at which height, on which grid.
+"""Converts an xarray Dataset of any model to :class:`windsr.fields.Fields`: decides which variable
+is the wind and which the terrain, at which height and on which grid.
 
-Variables are found by common names, then by CF standard names. What is not understood is refused
-with a sentence that says what was looked for. It opens no data file but a terrain's.
+Variables are found by common names, then by CF standard names. A dataset that is not understood is
+refused with a sentence that lists the expected names. Opens only the file of a separate terrain.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from windsr.places import LATITUDES, LONGITUDES, Places, brought_to, degrees_of,
 
 @dataclass(frozen=True)
 class Options:
-    """What the user may say about a file.
+    """Information of the user about a file.
 
     Args:
-        spacing: m of the model's grid; needed where the file's own grid is curved or scattered,
-            else the file's.
-        height: m above ground of the wind.
-        units: of wind where the file says none.
+        spacing: spacing of the model's grid, m; required if the file's own grid is curved or
+            scattered, else the file's.
+        height: height of the wind above ground, m.
+        units: units of the wind if the file has none.
         terrain: a NetCDF file with the terrain at the same points, in any order and perhaps of a
             larger area.
-        needs_terrain: whether a file without terrain is refused; else its terrain is not read.
+        needs_terrain: whether a file without terrain is refused; if not, its terrain is not read.
     """
 
     spacing: float | None = None
@@ -46,7 +46,7 @@ class Options:
 
 SPEEDS_AT = ("windspeed_{}m", "wind_speed_{}m", "ws{}", "WS{}", "si{}", "wspd{}", "ff{}m",
              "wind_speed_at_{}m", "{}si")  # fmt: skip
-"""Names of the wind speed at a height, m."""
+"""Names of the wind speed at a height in m."""
 COMPONENTS_AT = (
     ("u{}", "v{}"),
     ("U{}", "V{}"),
@@ -55,9 +55,9 @@ COMPONENTS_AT = (
     ("x_wind_{}m", "y_wind_{}m"),
 )
 SPEEDS_AT_10_M, COMPONENTS_AT_10_M = ("sfcWind",), (("uas", "vas"),)
-"""Names that mean 10 m (CMIP)."""
+"""Names of the wind speed at 10 m (CMIP)."""
 SPEEDS = ("wind_speed",)
-"""Names that say no height."""
+"""Names that do not contain a height."""
 COMPONENTS = (("x_wind", "y_wind"), ("eastward_wind", "northward_wind"), ("u", "v"))
 TERRAINS = (
     "terrain",
@@ -80,13 +80,11 @@ TERRAIN_UNITS = LENGTH_UNITS | dict.fromkeys(
     ("m2 s-2", "m**2 s**-2", "m^2 s^-2", "m2/s2", "m2 s**-2"), 1 / GRAVITY
 )
 HEIGHTS = ("height", "heightaboveground", "height_above_ground", "altitude")
-"""What a coordinate of heights is called, perhaps with a number after it. It is in m if it has no
-units.
-"""
+"""Names of coordinates of heights, perhaps with a number after it. Without units they are in m."""
 LEVELS = ("level", "levels", "lev", "z", "plev", "pressure", "pressure_level", "isobaric",
           "isobaricinhpa", "isobaricinpa", "hybrid", "model_level", "model_level_number",
           "bottom_top", "sigma", "theta")  # fmt: skip
-"""What coordinates of levels are called that may or may not be heights: their units decide."""
+"""Names of coordinates of levels that may be heights: their units decide."""
 VERTICAL_STANDARDS = re.compile(
     "height|altitude|geopotential_height|air_pressure|model_level_number|air_potential_temperature"
     "|atmosphere_.*_coordinate|height_above_.*"
@@ -102,15 +100,17 @@ def _first(dataset: Any, names: tuple[str, ...]) -> Any:
 
 
 def _by_standard(dataset: Any, name: str, excluded: Sequence[str]) -> Any:
-    """The one variable with this CF standard name, or None. ``excluded``: variables that it may not
-    be.
+    """Return the only variable with this CF standard name, or None. ``excluded``: variables to
+    ignore.
     """
     matches = [v for v in dataset.data_vars.values() if v.attrs.get("standard_name") == name]
     return matches[0] if len(matches) == 1 and matches[0].name not in excluded else None
 
 
 def terrain_of(dataset: Any) -> Any:
-    """The terrain [y, x] of a dataset, or None. Of one by time or level, the first."""
+    """Return the terrain [y, x] of a dataset, or None. If it varies by time or level, the first
+    one.
+    """
     terrain = _first(dataset, TERRAINS)
     for name in TERRAIN_STANDARDS:
         terrain = _by_standard(dataset, name, ()) if terrain is None else terrain
@@ -120,10 +120,16 @@ def terrain_of(dataset: Any) -> Any:
 
 
 def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
-    """An xarray Dataset as fields; what NetCDF and GRIB2 have in common.
+    """Convert an xarray Dataset, of NetCDF or GRIB2, to fields.
+
+    Args:
+        dataset: the dataset.
+        options: information of the user.
+        name: name of the file, for messages.
 
     Raises:
-        WindsrError: when it has no wind or no terrain under a known name, or needs ``--spacing``.
+        WindsrError: the dataset has no wind or terrain under a known name, or ``--spacing`` is
+            required.
     """
     wind, units = _speed_of(dataset, name, options)
     terrain = terrain_of(dataset) if options.needs_terrain else None
@@ -148,7 +154,7 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
     else:
         wind, terrain = _northward_first(wind, terrain, name)
     speed = to_si(wind.to_numpy(), units, SPEED_UNITS, f"{name}: {wind.name or 'wind'}")
-    speed = speed.reshape(-1, *speed.shape[-2:])  # runs, members and hours alike become fields
+    speed = speed.reshape(-1, *speed.shape[-2:])  # runs, members and hours all become fields
     heights = np.zeros(speed.shape[-2:], np.float32)
     if terrain is not None:
         heights = to_si(
@@ -174,7 +180,9 @@ def _located(
     name: str,
     options: Options,
 ) -> Fields:
-    """Fields at the places that the file says. Raises WindsrError where they are not known."""
+    """Return the fields at the places given in the file. Raises WindsrError if the file gives
+    none.
+    """
     times = _times_of(dataset, wind, len(speed), name)
     axes = [dataset[dim] if dim in dataset.coords else None for dim in wind.dims[-2:]]
     projected = [
@@ -204,7 +212,7 @@ def _located(
 
 
 def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | None]:
-    """The wind speed at the height of the options, and its units. Raises WindsrError."""
+    """Return the wind speed at the height of the options, and its units. Raises WindsrError."""
     height, is_10_m = options.height, options.height == 10
     stated = tuple(pattern.format(height) for pattern in SPEEDS_AT)
     stated += SPEEDS_AT_10_M if is_10_m else ()
@@ -258,7 +266,7 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
 
 
 def _at_other_heights(dataset: Any, height: int) -> list[str]:
-    """The variables whose names say a wind at another height than this one, m."""
+    """Return the variables whose names mean a wind at another height than this one, m."""
     names = (*SPEEDS_AT, *itertools.chain.from_iterable(COMPONENTS_AT))
     patterns = [re.compile(name.format(r"(\d+)"), re.IGNORECASE) for name in names]
     at_10_m = (*SPEEDS_AT_10_M, *itertools.chain.from_iterable(COMPONENTS_AT_10_M))
@@ -270,7 +278,9 @@ def _at_other_heights(dataset: Any, height: int) -> list[str]:
 
 
 def _at_height(wind: Any, name: str, options: Options) -> Any:
-    """One height of a variable that has several. Raises WindsrError when none is the wanted one."""
+    """Return one height of a variable that has several. Raises WindsrError if the requested one is
+    missing.
+    """
     for dim in wind.dims:
         axis = _vertical_axis(wind, dim)
         if axis is None:
@@ -302,8 +312,8 @@ def _at_height(wind: Any, name: str, options: Options) -> Any:
 
 
 def _vertical_axis(wind: Any, dim: Any) -> Any:
-    """The vertical coordinate along a dimension: its own, or another that has only this dimension;
-    None if the dimension is not vertical, as one of times or of the grid.
+    """Return the vertical coordinate of a dimension: the dimension's own, or another with only this
+    dimension; None if the dimension is not vertical (a time, or one of the grid).
     """
     if _is_time(wind, dim) or _is_horizontal(wind, str(dim)):
         return None
@@ -316,12 +326,12 @@ def _vertical_axis(wind: Any, dim: Any) -> Any:
 
 
 def _is_time(wind: Any, dim: Any) -> bool:
-    """Whether a dimension is one of times or of lead times."""
+    """Return whether a dimension is one of times or of lead times."""
     return str(dim) in TIMES or wind[dim].dtype.kind in "mM"
 
 
 def _is_vertical(coordinate: Any) -> bool:
-    """Whether a coordinate is one of heights or levels, by its name or its attributes (CF
+    """Return whether a coordinate is one of heights or levels, by its name or its attributes (CF
     Conventions, 4.3).
     """
     attributes = coordinate.attrs
@@ -350,8 +360,8 @@ def _other_height(wind: Any, name: str, there: str, options: Options) -> WindsrE
 
 
 def _metres(coordinate: Any, name: str) -> NDArray[np.float64]:
-    """The values of a coordinate of heights, m; one that is called a height and has no units is in
-    m. Raises WindsrError.
+    """Return the values of a coordinate of heights, m. A coordinate with the name of a height and
+    without units is in m. Raises WindsrError.
     """
     units = coordinate.attrs.get("units", "m" if _is_height(str(coordinate.name)) else None)
     if units is None or str(units).strip().lower() not in LENGTH_UNITS:
@@ -365,7 +375,9 @@ def _metres(coordinate: Any, name: str) -> NDArray[np.float64]:
 
 
 def _rows_and_columns(dataset: Any, wind: Any, name: str) -> Any:
-    """Wind [..., y, x] of a file without terrain. Raises WindsrError for one without a grid."""
+    """Return the wind [..., y, x] of a file without terrain. Raises WindsrError if it has no
+    grid.
+    """
     grid = [d for d in wind.dims if _is_horizontal(dataset, str(d))]
     if wind.ndim >= 2 and len(grid) != 2:
         grid = list(wind.dims[-2:])
@@ -433,7 +445,7 @@ def _times_of(dataset: Any, wind: Any, count: int, name: str) -> NDArray[np.date
 
 
 def _terrain_file(path: Path, dataset: Any, wind: Any) -> Any:
-    """The terrain in a file of its own, at the points of the wind. Raises WindsrError."""
+    """Return the terrain of a separate file, at the points of the wind. Raises WindsrError."""
     import xarray
 
     if not path.is_file():
@@ -452,8 +464,8 @@ def _terrain_file(path: Path, dataset: Any, wind: Any) -> Any:
 
 
 def _own_terrain(terrain: Any, dataset: Any, wind: Any, name: str) -> Any:
-    """The terrain of the wind's own file, at the points of the wind, where it has dimensions of its
-    own that say where they are. Raises WindsrError.
+    """Return the terrain of the wind's own file, at the points of the wind, if it has other
+    dimensions with known places. Raises WindsrError.
     """
     flat = terrain.squeeze()
     if flat.ndim != 2 or wind.ndim < 2 or set(flat.dims) <= set(wind.dims):
@@ -485,9 +497,8 @@ def _upright(
     x: NDArray[np.float64],
     name: str,
 ) -> Fields:
-    """With y and x rising, whichever way the file has them, and without a rim of missing values,
-    as models' grids have it that were turned into another projection. A hole in the middle stays,
-    and is refused.
+    """Return the fields with ascending y and x, and without a rim of missing values, as reprojected
+    models have. Missing values inside remain and are refused later.
     """
     if len(y) > 1 and y[0] > y[-1]:
         speed, heights, y = speed[:, ::-1], heights[::-1], y[::-1]

@@ -1,9 +1,10 @@
-"""The methods that draw: WindSR as published, and diffusion of what a regression lacks.
+"""The methods with random members: WindSR as published, and diffusion of the residual of a
+regression.
 
 ``windsr``: a conditional denoising diffusion model (SR3, Saharia et al. 2021) with diffusers'
 schedulers. ``windsr-edm``: a regression gives the mean, and a diffusion model with the
-preconditioning of Karras et al. 2022 (EDM, arXiv 2206.00364) draws the rest, as CorrDiff (Mardani
-et al. 2023, arXiv 2309.15214).
+preconditioning of Karras et al. 2022 (EDM, arXiv 2206.00364) draws the residual, as CorrDiff does
+(Mardani et al. 2023, arXiv 2309.15214).
 """
 
 from __future__ import annotations
@@ -22,23 +23,27 @@ from windsr.networks import Denoiser, RegressionUnet, ResidualDenoiser
 from windsr.patches import Scales, unit_of
 from windsr.presets import Preset
 
-CLIP = 8.0
-"""Standard deviations; predictions beyond are cut while denoising, as nothing in nature lies there.
-"""
-SIGMA_DATA, SIGMA_LEAST, SIGMA_MOST = 0.5, 0.01, 20.0
-"""EDM: standard deviation of the data, and the noise that drawing begins and ends with. Karras et
-al. take 0.002 to 80; the residual has no long waves that would need so much.
+MAX_PREDICTION = 8.0
+"""Maximum of a prediction while denoising, standard deviations: no real field exceeds it."""
+SIGMA_DATA, SIGMA_MIN, SIGMA_MAX = 0.5, 0.01, 20.0
+"""EDM: standard deviation of the data, and the first and last noise of sampling. Karras et al. use
+0.002 to 80; the residual has no long waves, which would need so much.
 """
 SIGMA_LOG_MEAN, SIGMA_LOG_STD = -1.2, 1.2
-"""EDM: of the logarithm of the noise in training (Karras et al. 2022, table 1)."""
-NOISE_CLOCK = 400.0
-"""c_noise = ln σ / 4 is shown to the U-Net so much enlarged: its clock was made for 0 to 1000."""
-LOOKED_AT = 16
-"""Training fields in which the size of the residual is measured."""
+"""EDM: mean and deviation of the logarithm of the noise in training (Karras et al. 2022, table 1).
+"""
+NOISE_INPUT_FACTOR = 400.0
+"""Factor on c_noise = ln σ / 4 for the U-Net, whose input for the noise level is meant for 0 to
+1000.
+"""
+MEASURED_FIELDS = 16
+"""Number of training fields from which the size of the residual is measured."""
 
 
 class Windsr(Method):
-    """The diffusion model as published; a preset may have it predict what interpolation lacks."""
+    """The diffusion model as published. A preset may make it predict the residual of
+    interpolation.
+    """
 
     name = "windsr"
 
@@ -60,7 +65,7 @@ class Windsr(Method):
         else:
             first, last = self.preset.betas
             common |= {"beta_schedule": "linear", "beta_start": first, "beta_end": last}
-        clip = {"clip_sample": True, "clip_sample_range": CLIP}
+        clip = {"clip_sample": True, "clip_sample_range": MAX_PREDICTION}
         if kind == "ddim":
             return schedulers.DDIMScheduler(**common, **clip)
         if kind == "ddpm":
@@ -84,18 +89,18 @@ class Windsr(Method):
         prediction = nets["net"](noisy, self._condition(case.base, case.terrain, case.unit), level)
         return {"net": functional.mse_loss(prediction.float(), expected)}
 
-    def _clock(self, level: torch.Tensor) -> torch.Tensor:
-        """What the network is told of the noise."""
+    def _noise_input(self, level: torch.Tensor) -> torch.Tensor:
+        """Return the network's input for the noise level."""
         return level
 
     def _start(self, case: FineCase) -> torch.Tensor:
-        """The fine field that the target is the difference to, m/s."""
+        """Return the fine field that is subtracted from the truth to get the target, m/s."""
         return case.base
 
     def _noised(
         self, scheduler: Any, target: torch.Tensor, noise: torch.Tensor, step: int
     ) -> torch.Tensor:
-        """``target`` with the noise of the step that comes next; none after the last."""
+        """Return ``target`` with the noise of the next step; without noise after the last."""
         levels = scheduler.timesteps
         if step + 1 >= len(levels):
             return target
@@ -135,9 +140,9 @@ class Windsr(Method):
         for k, level in enumerate(scheduler.timesteps):
 
             def denoise(noisy: torch.Tensor, level: Any = level) -> torch.Tensor:
-                clock = self._clock(level).expand(len(noisy)).to(device)
+                noise_input = self._noise_input(level).expand(len(noisy)).to(device)
                 prediction: torch.Tensor = net(
-                    scheduler.scale_model_input(noisy, level), condition, clock
+                    scheduler.scale_model_input(noisy, level), condition, noise_input
                 ).float()
                 return prediction
 
@@ -146,7 +151,7 @@ class Windsr(Method):
             else:
                 x = self._guided(case, start, scheduler, denoise, x, k)
             if goal is not None and mask is not None:
-                # The masked part goes down the noise levels along what was observed.
+                # the fixed pixels follow the noise levels of the observations
                 observed = self._noised(scheduler, goal, noise(), k)
                 x = mask * observed + (1 - mask) * x
         speed = self._speed(
@@ -165,9 +170,9 @@ class Windsr(Method):
 
 
 class WindsrEdm(Windsr):
-    """Diffusion of what a regression lacks: the members' mean is the regression's, their spread the
-    diffusion's. Noise levels are EDM's; the unit of the target is ``SIGMA_DATA`` times the size of
-    the residual in training.
+    """Diffusion of the residual of a regression: the regression gives the members' mean, the
+    diffusion their spread. The noise levels are EDM's; the unit of the target is ``SIGMA_DATA``
+    times the size of the residual in training.
     """
 
     name = "windsr-edm"
@@ -184,8 +189,8 @@ class WindsrEdm(Windsr):
         self._ready = False
 
     def build_on(self, mean: Method) -> None:
-        """Take over the regression's network, scales and view of the terrain. Raises WindsrError
-        when it is another method's or of another size.
+        """Use the regression's network, scales and channels of terrain. Raises WindsrError if
+        ``mean`` is of another method or size.
         """
         if mean.name != "unet":
             raise WindsrError(
@@ -210,18 +215,18 @@ class WindsrEdm(Windsr):
         self._ready = True
 
     def prepare(self, fields: Fields) -> None:
-        """Measure the size of what the regression lacks on the training days."""
+        """Measure the size of the regression's residual on the training days."""
         if not self._ready:
             raise WindsrError(
                 f"{self.name} draws what a regression lacks: train one first (--method unet), and "
                 "give its model with --mean."
             )
         factor = self.preset.factor
-        few = range(0, len(fields.times), max(1, len(fields.times) // LOOKED_AT))
+        measured = range(0, len(fields.times), max(1, len(fields.times) // MEASURED_FIELDS))
         rows, columns = (n // self._multiple * self._multiple for n in fields.terrain.shape)
         squares = []
         terrain = torch.tensor(fields.terrain[None, None, :rows, :columns])
-        for k in few:
+        for k in measured:
             truth = torch.tensor(fields.wind[k][None, None, :rows, :columns])
             low = block_mean(truth, factor)
             base, unit = self._interpolated(low), unit_of(low, self.preset.relative)
@@ -255,10 +260,10 @@ class WindsrEdm(Windsr):
 
         common = {
             "sigma_data": SIGMA_DATA,
-            "sigma_min": SIGMA_LEAST,
-            "sigma_max": SIGMA_MOST,
+            "sigma_min": SIGMA_MIN,
+            "sigma_max": SIGMA_MAX,
         }
-        if kind in ("ddim", "ddpm"):  # both are Euler's step here, with nothing added on the way
+        if kind in ("ddim", "ddpm"):  # both schedulers are Euler's step here, without added noise
             return schedulers.EDMEulerScheduler(**common)
         if kind == "dpm":
             return schedulers.EDMDPMSolverMultistepScheduler(**common)
@@ -276,19 +281,19 @@ class WindsrEdm(Windsr):
         sigma = log_sigma.exp().reshape(-1, 1, 1, 1)
         noisy = target + sigma * batch["noise"]
         noise = self._training_noise
-        # The preconditioned network's own target has variance 1 at every level, so that EDM's
+        # The target of the preconditioned network has variance 1 at every level, so that EDM's
         # weight λ(σ) times c_out² is 1 (Karras et al. 2022, eq. 8).
         c_skip = SIGMA_DATA**2 / (sigma**2 + SIGMA_DATA**2)
         c_out = sigma * SIGMA_DATA / (sigma**2 + SIGMA_DATA**2) ** 0.5
         prediction = nets["net"](
             noise.precondition_inputs(noisy, sigma),
             self._condition(case.base, case.terrain, case.unit),
-            self._clock(noise.precondition_noise(sigma.flatten())),
+            self._noise_input(noise.precondition_noise(sigma.flatten())),
         )
         return {"net": functional.mse_loss(prediction.float(), (target - c_skip * noisy) / c_out)}
 
-    def _clock(self, level: torch.Tensor) -> torch.Tensor:
-        return level * NOISE_CLOCK
+    def _noise_input(self, level: torch.Tensor) -> torch.Tensor:
+        return level * NOISE_INPUT_FACTOR
 
     def _noised(
         self, scheduler: Any, target: torch.Tensor, noise: torch.Tensor, step: int
@@ -299,9 +304,9 @@ class WindsrEdm(Windsr):
     def _guided(
         self, case: FineCase, start: torch.Tensor, scheduler: Any, denoise: Any, x: Any, step: int
     ) -> torch.Tensor:
-        """One Euler step along the score of the field given what was observed: Bayes' rule adds the
-        gradient of the observations' likelihood, seen through the denoised field, to the model's
-        score.
+        """Make one Euler step along the score of the field given the observations: by Bayes' rule,
+        the model's score plus the gradient of the likelihood of the observations at the denoised
+        field.
         """
         guidance = case.guidance
         assert guidance is not None
@@ -315,7 +320,7 @@ class WindsrEdm(Windsr):
             noisy = x.detach().requires_grad_()
             clean = scheduler.precondition_outputs(noisy, denoise(noisy), sigma)
             missed = mask * (goal - clean)
-            # A denoised field is itself unsure of the truth, in a normal distribution by so much.
+            # variance of the denoised field around the truth, under a normal distribution
             unsure = (sigma * SIGMA_DATA) ** 2 / (sigma**2 + SIGMA_DATA**2)
             likelihood = -0.5 * (missed**2 / (error**2 + guidance.looseness * unsure)).sum()
             (pull,) = torch.autograd.grad(likelihood, noisy)

@@ -1,5 +1,5 @@
-"""How good fine fields are: PSNR, SSIM, MAE, RMSE, CRPS of an ensemble, and the distribution of
-wind by class of terrain. No I/O.
+"""Scores of fine fields: PSNR, SSIM, MAE, RMSE, CRPS of an ensemble, and the distribution of wind
+by class of terrain. No I/O.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ CLASSES = {
     "hills": (100.0, 300.0),
     "mountains": (300.0, np.inf),
 }
-"""Terrain by height of the place, m: from, below."""
+"""Class of terrain → its range of heights, m."""
 CDF_STEP = 0.25
-"""m/s between the points at which distributions are given."""
+"""Step between the wind speeds at which distributions are given, m/s."""
 
 
 def psnr(truth: NDArray[np.floating], made: NDArray[np.floating], data_range: float) -> float:
-    """Mean over the fields [n, H, W] of the peak signal-to-noise ratio, dB. ``data_range``: m/s
-    that count as the peak.
+    """Return the peak signal-to-noise ratio, dB, averaged over the fields [n, H, W].
+    ``data_range``: the peak, m/s.
     """
     from skimage.metrics import peak_signal_noise_ratio
 
@@ -38,8 +38,8 @@ def psnr(truth: NDArray[np.floating], made: NDArray[np.floating], data_range: fl
 
 
 def ssim(truth: NDArray[np.floating], made: NDArray[np.floating], data_range: float) -> float:
-    """Mean structural similarity (Wang et al. 2004: Gaussian window of 11 pixels, sigma 1.5) of the
-    fields [n, H, W].
+    """Return the structural similarity of the fields [n, H, W], averaged over them (Wang et al.
+    2004: Gaussian window of 11 pixels, sigma 1.5).
     """
     from skimage.metrics import structural_similarity
 
@@ -55,10 +55,9 @@ def ssim(truth: NDArray[np.floating], made: NDArray[np.floating], data_range: fl
 
 
 def crps(truth: NDArray[np.floating], members: NDArray[np.floating]) -> float:
-    """Continuous ranked probability score of an ensemble [n, k, H, W], m/s, lower is better; the
-    mean absolute error for one member.
-
-    The fair estimate for few members (Ferro 2014, Q. J. R. Meteorol. Soc. 140, eq. 14).
+    """Return the continuous ranked probability score of an ensemble [n, k, H, W], m/s; lower is
+    better. For one member it is the mean absolute error. For few members it is the fair estimate
+    (Ferro 2014, Q. J. R. Meteorol. Soc. 140, eq. 14).
     """
     k = members.shape[1]
     skill = np.abs(members - truth[:, None]).mean()
@@ -67,22 +66,23 @@ def crps(truth: NDArray[np.floating], members: NDArray[np.floating]) -> float:
     ordered = np.sort(members, axis=1)
     weights = (2 * np.arange(1, k + 1) - k - 1).reshape(
         1, k, 1, 1
-    )  # sum over pairs |a − b| = sum of ordered values by these weights
+    )  # the sum over pairs of |a − b| is the sum of the sorted values with these weights
     return float(skill - (ordered * weights).sum(axis=1).mean() / (k * (k - 1)))
 
 
 def scores(
     truth: NDArray[np.floating], members: NDArray[np.floating], data_range: float
 ) -> dict[str, float]:
-    """Scores of fine fields.
+    """Return the scores of fine fields.
 
     Args:
-        truth: [n, H, W] m/s; ``members``: [n, k, H, W] m/s.
-        data_range: m/s, the peak for PSNR and SSIM.
+        truth: [n, H, W] m/s.
+        members: [n, k, H, W] m/s.
+        data_range: the peak for PSNR and SSIM, m/s.
 
     Returns:
-        psnr, ssim, mae, rmse and bias of the ensemble's mean; psnr_member, ssim_member of its first
-        member alone; crps; spread, the mean standard deviation between the members (0 for one).
+        psnr, ssim, mae, rmse and bias of the ensemble's mean; psnr_member and ssim_member of its
+        first member; crps; spread, the mean standard deviation between the members (0 for one).
     """
     mean, first = members.mean(axis=1), members[:, 0]
     error = mean - truth
@@ -104,22 +104,27 @@ def scores(
 
 
 def classes_of(terrain: NDArray[np.floating]) -> dict[str, NDArray[np.bool_]]:
-    """Where each class of terrain is; classes with no place in ``terrain`` are left out."""
+    """Return class of terrain → where it is, without the classes that do not occur in
+    ``terrain``.
+    """
     where = {name: (terrain >= low) & (terrain < high) for name, (low, high) in CLASSES.items()}
     return {name: mask for name, mask in where.items() if mask.any()}
 
 
 def cdf(values: NDArray[np.floating], at: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Share of ``values`` not above each of ``at``."""
+    """Return the share of ``values`` that are at most each of ``at``."""
     return np.searchsorted(np.sort(values.ravel()), at, side="right") / max(values.size, 1)
 
 
 def cdfs(
     fields: Mapping[str, NDArray[np.floating]], terrain: NDArray[np.floating] | None
 ) -> dict[str, dict[str, Any]]:
-    """By class of terrain: ``at`` (m/s), the distribution of each of ``fields`` [n, H, W], and its
-    largest distance from ``truth``'s (Kolmogorov-Smirnov) where there is one. ``terrain``: [n, H,
-    W] or [H, W] m; None: one class of all places.
+    """Return the distributions of wind by class of terrain: ``at`` (m/s), the distribution of each
+    field, and its largest distance from that of ``truth`` (Kolmogorov-Smirnov) if there is one.
+
+    Args:
+        fields: name → [n, H, W] m/s.
+        terrain: [n, H, W] or [H, W] m; None: all places are one class.
     """
     highest = max(float(f.max()) for f in fields.values())
     at = np.arange(0.0, highest + CDF_STEP, CDF_STEP)

@@ -1,8 +1,8 @@
-"""What a wind field is here: speed in m/s on a regular grid with the terrain under it, checked when
-it is made.
+"""A wind field: speed in m/s on a regular grid with the terrain below it, checked when it is
+created.
 
-Decides which units are understood, what values are possible, and how days are told apart. It reads
-nothing (:mod:`windsr.readers`).
+Decides which units are understood, which values are possible, and how days are separated.
+:mod:`windsr.readers` reads files.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from windsr import WindsrError
 
-FASTEST = 120.0
-"""m/s; no 10 m wind was ever measured above it (113 m/s, Barrow Island 1996, WMO archive of
-extremes).
+MAX_SPEED_MS = 120.0
+"""Maximum wind speed, m/s. The highest measured wind at 10 m is 113 m/s (Barrow Island 1996, WMO
+archive of extremes).
 """
-LOWEST, HIGHEST = -500.0, 9000.0
-"""m; land heights of the Earth, with room."""
+MIN_HEIGHT_M, MAX_HEIGHT_M = -500.0, 9000.0
+"""Range of land heights, m, wider than that of the Earth."""
 
 SPEED_UNITS = {
     "m s-1": 1.0,
@@ -55,8 +55,8 @@ LENGTH_UNITS = {
 def to_si(
     values: NDArray[np.floating], units: str | None, table: dict[str, float], what: str
 ) -> NDArray[np.float32]:
-    """``values`` in m/s (``SPEED_UNITS``) or m (``LENGTH_UNITS``) as float32. Raises WindsrError
-    for units missing or unknown.
+    """Return ``values`` in m/s (``SPEED_UNITS``) or m (``LENGTH_UNITS``) as float32. Raises
+    WindsrError if the units are missing or unknown.
     """
     if not units:
         raise WindsrError(
@@ -75,19 +75,18 @@ class Fields:
     """Wind speed over terrain.
 
     Args:
-        wind: [time, y, x] float32, m/s, ``height`` m above ground.
+        wind: [time, y, x] float32, m/s, at ``height``.
         terrain: [y, x] float32, m above sea level.
         times: [time] datetime64[s], UTC.
-        y, x: [y], [x] float64, m; equally spaced and rising; spacing the same both ways.
-        source: where it comes from, for the history of what is written.
+        y, x: [y], [x] float64, m; ascending in equal steps, the same in both directions.
+        source: origin of the fields, for the history of output files.
         located: whether y and x are the file's own, so that they can be compared with those of
-            another file of the same projection. Else they begin anywhere.
-        height: m above ground of the wind.
-        has_terrain: whether ``terrain`` is known; else it is 0 everywhere.
+            another file of the same projection. If not, their origin is arbitrary.
+        height: height of the wind above ground, m.
+        has_terrain: whether ``terrain`` is known; if not, it is 0 everywhere.
 
     Raises:
-        WindsrError: for shapes that do not fit, values that cannot be, or a grid that is not
-            regular.
+        WindsrError: shapes do not fit, values are impossible, or the grid is not regular.
     """
 
     wind: NDArray[np.float32]
@@ -113,8 +112,8 @@ class Fields:
                 f"× {columns}."
             )
         for name, values, low, high, unit in (
-            ("Wind", self.wind, 0, FASTEST, "m/s"),
-            ("Terrain", self.terrain, LOWEST, HIGHEST, "m"),
+            ("Wind", self.wind, 0, MAX_SPEED_MS, "m/s"),
+            ("Terrain", self.terrain, MIN_HEIGHT_M, MAX_HEIGHT_M, "m"),
         ):
             if not np.isfinite(values).all():
                 missing = int((~np.isfinite(values)).sum())
@@ -144,25 +143,25 @@ class Fields:
 
     @property
     def spacing(self) -> float:
-        """m between grid points."""
+        """Distance between grid points, m."""
         return float(np.diff(self.x).mean()) if len(self.x) > 1 else float("nan")
 
     @property
     def days(self) -> NDArray[np.datetime64]:
-        """[time] the day (UTC) of each field."""
+        """Day (UTC) of each field, [time]."""
         return self.times.astype("datetime64[D]")
 
     def at(self, which: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Fields:
-        """Only these times."""
+        """Return the fields of these times only."""
         return replace(self, wind=self.wind[which], times=self.times[which])
 
 
 def split_by_day(fields: Fields, test_days: Sequence[str] | None = None) -> tuple[Fields, Fields]:
-    """(train, test): whole days, because fields of one day are much alike. Default: the last
-    quarter of the days is for the test.
+    """Return (train, test), split by whole days, because fields of one day are similar. By default
+    the last quarter of the days is for the test.
 
     Raises:
-        WindsrError: for days that are not there, or when nothing is left on one side.
+        WindsrError: a day does not exist, or one of the parts is empty.
     """
     days = np.unique(fields.days)
     if not len(days):

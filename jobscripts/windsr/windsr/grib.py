@@ -1,8 +1,8 @@
-"""GRIB2 of HRRR, AROME and alike: instantaneous wind at one height above ground, and the surface's
-height. Needs cfgrib (``pip install windsr[grib]``).
+"""Reads GRIB2 of HRRR, AROME and similar models: instantaneous wind at one height above ground, and
+the height of the surface. Needs cfgrib (``pip install windsr[grib]``).
 
-Each variable is opened by itself. Those of one file seldom fit into one dataset: gusts and rain are
-of other steps than wind, terrain often of the first step alone.
+Each variable is opened separately, because those of one file seldom fit into one dataset: gusts and
+rain are of other steps than wind, and terrain is often of the first step only.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from windsr.datasets import Options, from_dataset
 from windsr.fields import Fields
 
 TERRAINS = ("orog", "z", "h", "gh")
-"""What ecCodes calls the surface's height or geopotential."""
+"""Names in ecCodes of the height or geopotential of the surface."""
 
 
 def read_grib(path: Path, options: Options) -> Fields:
-    """One file as fields. Raises WindsrError."""
+    """Read one file as fields. Raises WindsrError."""
     try:
         import cfgrib  # noqa: F401
         import eccodes
@@ -67,7 +67,7 @@ def _fields(path: Path, options: Options) -> Fields:
 
 
 def _variable(path: Path, keys: dict[str, Any]) -> Any:
-    """The messages with these keys as a variable, or None where there are none."""
+    """Return the messages with these keys as a variable; None if there are none."""
     import xarray
 
     how = {
@@ -94,11 +94,11 @@ def _variable(path: Path, keys: dict[str, Any]) -> Any:
 
 
 def _in_order_of_coordinates(variable: Any) -> Any:
-    """A variable whose values are in the order of its latitudes and longitudes.
+    """Return a variable with the values in the order of its latitudes and longitudes.
 
-    cfgrib gives the values of a regular grid as the message has them. It ignores that points may be
-    consecutive from row to row, or run from east to west (WMO's flag table 3.4), while its
-    longitudes always rise. Curved grids have the place of each point beside it.
+    cfgrib returns the values of a regular grid in the order of the message. It ignores the scanning
+    mode, by which points may be consecutive along columns, or run from east to west (WMO's flag
+    table 3.4), while its longitudes always ascend. Curved grids contain the place of each point.
     """
     if not {"latitude", "longitude"} <= set(variable.dims):
         return variable
@@ -113,8 +113,8 @@ def _in_order_of_coordinates(variable: Any) -> Any:
 
 
 def _on_own_grid(terrain: Any, wind: Any) -> Any:
-    """The terrain at its own places if they are in another order than the wind's, so that both are
-    brought together by them.
+    """Return the terrain with its own places if their order differs from that of the wind, so that
+    both are matched by place.
     """
     places = ("latitude", "longitude")
     others = [c for c in terrain.coords if c not in (*terrain.dims, *places)]

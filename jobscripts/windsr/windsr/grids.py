@@ -1,7 +1,5 @@
-"""Grids: block means, bicubic interpolation back, regridding of scattered or curved grids, and
-tiles that cover a field.
-
-Pure functions on arrays; positions in metres, tiles in pixels.
+"""Grids: block means, bicubic interpolation, regridding of scattered or curved grids, and tiles
+that cover a field. Pure functions on arrays; positions in metres, tiles in pixels.
 """
 
 from __future__ import annotations
@@ -19,40 +17,41 @@ EARTH_RADIUS_M = 6_371_229.0
 
 
 def block_mean(field: torch.Tensor, factor: int) -> torch.Tensor:
-    """[n, c, H, W] → [n, c, H/factor, W/factor], the mean of each block: what a coarse model's cell
-    stands for.
+    """Return the mean of each block, which is the value of a coarse model's cell: [n, c, H, W] →
+    [n, c, H/factor, W/factor].
     """
     return functional.avg_pool2d(field, factor)
 
 
 def bicubic(low: torch.Tensor, factor: int) -> torch.Tensor:
-    """[n, c, h, w] → [n, c, h·factor, w·factor]; the values belong to the centres of cells
-    (align_corners false); torch's kernel (Keys 1981, a = −0.75).
+    """Interpolate: [n, c, h, w] → [n, c, h·factor, w·factor]. Values are those of the centres of
+    cells (align_corners false); the kernel is torch's (Keys 1981, a = −0.75).
     """
     return functional.interpolate(low, scale_factor=factor, mode="bicubic", align_corners=False)
 
 
 def widen(low: torch.Tensor, factor: int) -> torch.Tensor:
-    """[n, c, h, w] → [n, c, h·factor, w·factor]: each value over its whole block."""
+    """Repeat each value over its block: [n, c, h, w] → [n, c, h·factor, w·factor]."""
     return low.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)
 
 
 BACK_PROJECTIONS = 3
-"""Rounds of interpolating what the block means still lack; a fourth changes the test days' RMSE
-by less than 0.0002 m/s.
+"""Number of rounds of interpolating the remaining differences of block means. A fourth changes the
+test days' RMSE by less than 0.0002 m/s.
 """
 
 
 def restore_block_means(fine: torch.Tensor, low: torch.Tensor, factor: int) -> torch.Tensor:
-    """``fine`` [n, c, H, W] changed so that its block means are ``low`` [n, c, h, w] and nothing
-    is negative: the hard constraint of Harder et al. 2023 (JMLR 24, 290).
+    """Return ``fine`` changed so that its block means are ``low`` and no value is negative: the
+    hard constraint of Harder et al. 2023 (JMLR 24, 290).
 
-    First smoothly, by interpolating what is missing (iterative back-projection, Irani and Peleg
-    1991), which leaves no edges between blocks; then exactly, by a constant for each block. A block
-    in which that would make a wind negative gets a factor instead.
+    The difference is first interpolated (iterative back-projection, Irani and Peleg 1991), which
+    leaves no edges between blocks. The rest is then corrected exactly by a constant for each block.
+    A block in which that would make a wind negative is multiplied by a factor instead.
 
     Args:
-        low: not negative.
+        fine: [n, c, H, W].
+        low: [n, c, h, w], not negative.
     """
     made = fine
     for _ in range(BACK_PROJECTIONS):
@@ -69,8 +68,8 @@ def restore_block_means(fine: torch.Tensor, low: torch.Tensor, factor: int) -> t
 
 
 def interpolate(low: torch.Tensor, factor: int, constrained: bool) -> torch.Tensor:
-    """[n, c, h, w] m/s → [n, c, H, W] m/s: bicubic, or, ``constrained``, with the block means
-    restored.
+    """Interpolate [n, c, h, w] m/s to [n, c, H, W] m/s: bicubic; if ``constrained``, with restored
+    block means.
     """
     made = bicubic(low, factor)
     return restore_block_means(made, low, factor) if constrained else made
@@ -79,13 +78,13 @@ def interpolate(low: torch.Tensor, factor: int, constrained: bool) -> torch.Tens
 def local_metres(
     lat: NDArray[np.floating], lon: NDArray[np.floating]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(y, x) in m from the middle of the points: an equirectangular projection, good to 1 % over
-    some 500 km at middle latitudes.
+    """Return (y, x) in m from the middle of the points: an equirectangular projection, accurate to
+    1 % over about 500 km at middle latitudes.
     """
     middle_lat = float(np.mean(lat))
     east = (
         np.asarray(lon, dtype=np.float64) - float(np.ravel(lon)[0]) + 180
-    ) % 360 - 180  # one piece, wherever 0° or 180° lies
+    ) % 360 - 180  # one contiguous area, also across 0° or 180°
     east -= east.mean()
     y = np.radians(np.asarray(lat, dtype=np.float64) - middle_lat) * EARTH_RADIUS_M
     return y, np.radians(east) * EARTH_RADIUS_M * np.cos(np.radians(middle_lat))
@@ -94,14 +93,14 @@ def local_metres(
 def regrid(
     y: NDArray[np.floating], x: NDArray[np.floating], values: NDArray[np.floating], spacing: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float32]]:
-    """Values [k, points] at scattered points onto the largest regular grid that the points cover;
-    (y, x, [k, len(y), len(x)]).
+    """Interpolate values [k, points] at scattered points to the largest regular grid within them.
+    Return (y, x, [k, len(y), len(x)]).
 
-    Linear inside triangles of the points (scipy's LinearNDInterpolator). Rows and columns at the
-    rim that are not wholly covered are left out.
+    The interpolation is linear in triangles of the points (scipy's LinearNDInterpolator). Rows and
+    columns at the rim that are not completely covered are removed.
 
     Raises:
-        WindsrError: when no grid of at least 2×2 fits.
+        WindsrError: no grid of at least 2×2 fits.
     """
     from scipy.interpolate import LinearNDInterpolator
 
@@ -125,8 +124,8 @@ def regrid(
 
 
 def covered(good: NDArray[np.bool_]) -> tuple[slice, slice]:
-    """(rows, columns) of a rectangle in which all is ``good``, found by giving up the worst side of
-    the rim until it is; a single row or column at the least.
+    """Return (rows, columns) of a rectangle in which all points are ``good``: remove the worst side
+    until that is true, down to a single row or column.
     """
     y0, y1, x0, x1 = 0, good.shape[0], 0, good.shape[1]
     while y1 - y0 > 1 and x1 - x0 > 1 and not good[y0:y1, x0:x1].all():
@@ -142,7 +141,7 @@ def covered(good: NDArray[np.bool_]) -> tuple[slice, slice]:
 
 @dataclass(frozen=True)
 class Tile:
-    """A square of a field: its first row and column, and how large it is, in pixels."""
+    """A square of a field: its first row and column, and its size, in pixels."""
 
     row: int
     column: int
@@ -150,22 +149,21 @@ class Tile:
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """(rows, columns) of the field."""
+        """Its (rows, columns) of the field."""
         return slice(self.row, self.row + self.size), slice(self.column, self.column + self.size)
 
 
 def tiles(rows: int, columns: int, size: int, factor: int, overlap: int = 0) -> list[Tile]:
-    """Tiles that cover a field of ``rows`` × ``columns``: each begins at a multiple of ``factor``,
-    neighbours share ``overlap`` or more.
-
-    What does not fill a whole coarse cell at the far rim is left out.
+    """Return tiles that cover a field of ``rows`` × ``columns``. Each begins at a multiple of
+    ``factor``, and neighbours share at least ``overlap``. An incomplete coarse cell at the far rim
+    is not covered.
 
     Raises:
-        WindsrError: when a tile does not fit into the field, or the overlap into a tile.
+        WindsrError: a tile does not fit into the field, or the overlap into a tile.
     """
     if not 0 <= overlap < size or overlap % factor:
         raise WindsrError(
-            f"An overlap of {overlap} pixels does not go with tiles of {size}: give a multiple "
+            f"An overlap of {overlap} pixels does not fit tiles of {size}: give a multiple "
             f"of {factor} below that."
         )
     if min(rows, columns) < size:
@@ -186,11 +184,16 @@ def blend_weight(
     halo: int = 0,
     rim: tuple[bool, bool, bool, bool] = (False, False, False, False),
 ) -> NDArray[np.float64]:
-    """[size, size] weight of a tile's pixels where tiles overlap: falls linearly towards its rim.
+    """Return the weight of a tile's pixels where tiles overlap, [size, size]. It falls linearly
+    towards the tile's rim.
 
-    The outer ``halo`` pixels, which a network has seen with too little around them, count for
-    nothing (the other tile has them further inside), but where they are at the rim of the field:
-    ``rim`` says so of (top, bottom, left, right). ``overlap``: more than twice the halo.
+    Args:
+        size: pixels per side of a tile.
+        overlap: pixels that neighbours share; more than twice the halo.
+        halo: number of pixels at the tile's rim with weight 0, because the network saw too little
+            around them; the neighbour has them further inside. Does not apply at the rim of the
+            field.
+        rim: whether each side (top, bottom, left, right) is at the rim of the field.
     """
 
     def edge(first: bool, last: bool) -> NDArray[np.float64]:

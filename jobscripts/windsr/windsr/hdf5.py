@@ -1,4 +1,4 @@
-"""HDF5 files: WRF output and NREL's WIND Toolkit, as :class:`windsr.fields.Fields`."""
+"""Reads HDF5 files, WRF output and NREL's WIND Toolkit, as :class:`windsr.fields.Fields`."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _stamps(raw: NDArray[Any]) -> NDArray[np.datetime64]:
 
 
 def _wrf(file: Any, name: str, options: Options) -> Fields:
-    """wrfout: U10, V10 [Time, y, x], HGT, XLAT, XLONG, Times; DX is the grid's spacing (WRF User's
-    Guide, "WRF output fields").
+    """Read wrfout: U10, V10 [Time, y, x], HGT, XLAT, XLONG, Times; DX is the grid's spacing (WRF
+    User's Guide, "WRF output fields").
     """
     has_terrain = options.needs_terrain
     required = ("HGT", "Times") if has_terrain else ("Times",)
@@ -89,8 +89,8 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
 
 
 def _wtk(file: Any, name: str, options: Options) -> Fields:
-    """WIND Toolkit: windspeed_*m [time, site] as whole numbers that are ``scale_factor`` times too
-    large, ``time_index``, and ``meta`` with latitude, longitude and elevation of the sites.
+    """Read the WIND Toolkit: windspeed_*m [time, site] as integers that are ``scale_factor`` times
+    too large, ``time_index``, and ``meta`` with latitude, longitude and elevation of the sites.
     """
     missing = [key for key in ("meta", "time_index") if key not in file]
     if missing:

@@ -1,8 +1,8 @@
-"""What every way from a coarse field to a fine one has in common: units, condition, constraint,
-fields of any size.
+"""The common parts of all methods that make a fine field from a coarse one: units, condition,
+constraint, fields of any size.
 
-A method knows its networks, the losses of a batch, and how to predict. When and where it is trained
-is :mod:`windsr.train`'s; which methods there are is :mod:`windsr.methods`'.
+A method has its networks, the losses of a batch, and the prediction. :mod:`windsr.train` decides
+when and where it is trained; :mod:`windsr.methods` lists the methods.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from windsr.patches import Scales, unit_of
 from windsr.presets import Preset
 
 CHUNK_PIXELS = 32 * 64 * 64
-"""Pixels of one member that go through a network at once when predicting."""
+"""Maximum number of pixels of one member that go through a network at once when predicting."""
 SEA_LEVEL_M = 0.5
-"""Terrain below it is sea."""
+"""Terrain below this height is sea, m."""
 
 Network = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How to draw: how many members, denoising steps, the seed, and which scheduler of diffusers.
-    ``constrain``: whether block means are restored in what comes out; None: as the preset says.
+    """How to draw members: their number, the denoising steps, the seed, and the scheduler of
+    diffusers. ``constrain``: whether the block means of the result are restored; None: as in the
+    preset.
     """
 
     members: int = 1
@@ -45,8 +46,8 @@ class Draw:
 
 @dataclass(frozen=True)
 class FixedPixels:
-    """What is held fast while denoising: ``mask`` 0..1 and ``values`` (m/s), both [n, 1, H, W]. See
-    :mod:`windsr.assimilate`.
+    """Pixels that are fixed while denoising: ``mask`` 0..1 and ``values`` (m/s), both [n, 1, H, W].
+    See :mod:`windsr.assimilate`.
     """
 
     mask: torch.Tensor
@@ -55,14 +56,16 @@ class FixedPixels:
 
 @dataclass(frozen=True)
 class Guidance:
-    """Observations that pull while denoising (score-based assimilation, Rozet and Louppe 2023;
+    """Observations that guide the denoising (score-based assimilation, Rozet and Louppe 2023;
     Manshausen et al. 2024).
 
     Args:
-        mask: [n, 1, H, W], 1 where a station is, else 0; ``values``: m/s there.
-        error: m/s, standard deviation of an observation.
-        looseness: how much a half denoised field counts as unsure of the truth: 1 is Bayes' rule
-            where fields are normally distributed; less pulls harder.
+        mask: [n, 1, H, W], 1 at stations, else 0.
+        values: observed wind at the stations, m/s.
+        error: standard deviation of an observation, m/s.
+        looseness: factor on the variance of a half denoised field around the truth. 1 is Bayes'
+            rule for normally distributed fields; a smaller value gives the observations more
+            weight.
     """
 
     mask: torch.Tensor
@@ -73,9 +76,12 @@ class Guidance:
 
 @dataclass(frozen=True)
 class FineCase:
-    """Inputs of one prediction, all [n, 1, ...]: coarse wind and terrain; ``base``, the fine field
-    it starts from (m/s); ``unit``, m/s that wind is divided by; a seed for each field; noise [n,
-    members, H, W] to begin with, pixels held fast, observations that pull, where there are any.
+    """Inputs of one prediction, all [n, 1, ...].
+
+    ``low``, ``terrain``: coarse wind (m/s) and terrain (m). ``base``: the fine field to start from,
+    m/s. ``unit``: divisor of the wind, m/s. ``seeds``: one per field. ``noise``: first noise, [n,
+    members, H, W]; None: drawn from the seeds. ``fixed_pixels``, ``guidance``: observations, if
+    there are any.
     """
 
     low: torch.Tensor
@@ -89,8 +95,8 @@ class FineCase:
 
 
 class Method:
-    """Base of all. ``nets``: the networks that are trained, ``"net"`` the one that predicts;
-    ``frozen``: those that were trained before; ``terrain``: whether it sees the terrain.
+    """Base class of all methods. ``nets``: the networks to train, of which ``"net"`` predicts;
+    ``frozen``: networks that were trained earlier; ``terrain``: whether terrain is an input.
     """
 
     name = ""
@@ -104,7 +110,9 @@ class Method:
         return (speed / unit - self.scales.wind_mean) / self.scales.wind_std
 
     def _target(self, truth: torch.Tensor, base: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """What the network is to give for the fine field ``truth`` [m/s], about one in size."""
+        """Return the network's target for the fine field ``truth`` [m/s], scaled to a size of about
+        one.
+        """
         return (
             (truth - base) / unit / self.scales.residual_std
             if self.preset.target == "residual"
@@ -112,14 +120,14 @@ class Method:
         )
 
     def _speed(self, target: torch.Tensor, base: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """The other way round, m/s, never negative."""
+        """Return the wind for a target: the inverse of ``_target``, m/s, never negative."""
         if self.preset.target == "residual":
             return (base + target * unit * self.scales.residual_std).clamp_min(0.0)
         wind = target * self.scales.wind_std + self.scales.wind_mean
         return (wind * unit).clamp_min(0.0)
 
     def _ground(self, terrain: torch.Tensor) -> list[torch.Tensor]:
-        """The channels of the ground under a field, if it is seen."""
+        """Return the channels of the ground below a field; none if terrain is not an input."""
         if not self.terrain:
             return []
         height = terrain / self.scales.terrain_std
@@ -133,13 +141,13 @@ class Method:
 
     @property
     def _grounds(self) -> int:
-        """Channels of the ground."""
+        """Number of channels of the ground."""
         return 0 if not self.terrain else 2 if self.preset.sea else 1
 
     @property
     def _multiple(self) -> int:
-        """A field's sides are filled up to multiples of so many pixels: whole coarse cells, and
-        what a U-Net can halve.
+        """Fields are padded to sides that are multiples of this many pixels: whole coarse cells
+        that a U-Net can halve.
         """
         return math.lcm(self.preset.factor, self.preset.fold * 2 ** (len(self.preset.channels) - 1))
 
@@ -147,24 +155,24 @@ class Method:
         return interpolate(low, self.preset.factor, self.preset.constrained)
 
     def _case_of(self, batch: Mapping[str, torch.Tensor]) -> FineCase:
-        """A batch of training as a case."""
+        """Return a batch of training as a case."""
         low = block_mean(batch["truth"], self.preset.factor)
         unit = unit_of(low, self.preset.relative)
         return FineCase(low, batch["terrain"], self._interpolated(low), unit, ())
 
     def build_on(self, mean: Method) -> None:
-        """Take over a trained method that this one builds on. Raises WindsrError for methods that
-        build on none.
+        """Use a trained method as the basis of this one. Raises WindsrError if this method builds
+        on none.
         """
         raise WindsrError(f"{self.name} builds on no other model; leave --mean out.")
 
     def prepare(self, fields: Fields) -> None:
-        """Look at the training days before the first step; by default nothing."""
+        """Measure the training days before the first step; by default nothing."""
 
     def losses(
         self, batch: Mapping[str, torch.Tensor], nets: Mapping[str, Network]
     ) -> dict[str, torch.Tensor]:
-        """The loss of each network: a mean over the samples. ``nets``: the networks to call,
+        """Return the loss of each network, a mean over the samples. ``nets``: the networks to call,
         perhaps wrapped for several nodes.
         """
         raise WindsrError(f"{self.name} has nothing to train.")
@@ -181,20 +189,21 @@ class Method:
         base: torch.Tensor | None = None,
         guidance: Guidance | None = None,
     ) -> torch.Tensor:
-        """Fine fields in m/s, [n, members, H, W], from coarse ones [n, 1, h, w] (m/s) and terrain
-        [n, 1, H, W] (m), of any size.
+        """Make fine fields in m/s, [n, members, H, W], of any size. Methods without random members
+        return one member.
 
         Args:
-            seeds: one a field; the same seeds give the same members, whatever they are drawn
-                together with, but for rounding.
-            net: the network to use instead of its own (its average).
-            noise: [n, members, H, W] to begin with instead of one drawn by the seeds, so that
-                neighbouring patches can share theirs.
-            base: [n, 1, H, W] m/s, a fine field that takes the place of the interpolated coarse
-                one, such as a composite with observations; its block means that of ``low``.
+            low: coarse wind, [n, 1, h, w] m/s.
+            terrain: [n, 1, H, W] m.
+            seeds: one per field. The same seed gives the same members, whichever fields are drawn
+                with it, except for rounding.
+            draw: how to draw.
+            net: the network to use instead of the method's own (its average).
+            noise: [n, members, H, W] to begin with instead of noise from the seeds, so that
+                neighbouring patches can share it.
+            base: [n, 1, H, W] m/s, a fine field in place of the interpolated coarse one, such as a
+                composite with observations; its block means replace ``low``.
             fixed_pixels, guidance: observations, for methods that denoise.
-
-        Methods that draw nothing return one member.
         """
         if base is not None:
             low = block_mean(base, self.preset.factor)
@@ -232,7 +241,7 @@ class Method:
             return restore_block_means(made, low, self.preset.factor) if constrain else made
 
     def _predict(self, case: FineCase, draw: Draw, net: nn.Module | None) -> torch.Tensor:
-        """Speeds [n, members, H, W], m/s, not negative."""
+        """Return speeds, [n, members, H, W] m/s, not negative."""
         raise NotImplementedError
 
 
@@ -255,7 +264,9 @@ def _part(case: FineCase, part: slice) -> FineCase:
 
 
 def _filled(case: FineCase, multiple: int, factor: int) -> FineCase:
-    """The case with its last rows and columns repeated up to sides of ``multiple`` pixels."""
+    """Return the case with its last rows and columns repeated up to sides of multiples of
+    ``multiple`` pixels.
+    """
     rows, columns = (-length % multiple for length in case.base.shape[-2:])
     if not rows and not columns:
         return case
@@ -278,6 +289,6 @@ def _filled(case: FineCase, multiple: int, factor: int) -> FineCase:
 
 
 def mix(*numbers: int | str) -> int:
-    """A seed of 63 bits from several numbers."""
+    """Return a seed of 63 bits from several numbers."""
     digest = hashlib.sha256(repr(numbers).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""Which methods there are, by name."""
+"""The methods by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def make(name: str, preset: Preset, scales: Scales, terrain: bool) -> Method:
-    """The method called ``name``. Raises WindsrError."""
+    """Return a method by its name. Raises WindsrError."""
     if name not in METHODS:
         raise WindsrError(f"There is no method {name!r}; there are {', '.join(METHODS)}.")
     return METHODS[name](preset, scales, terrain)

@@ -1,5 +1,5 @@
-"""The networks: SR3's denoiser on diffusers' U-Net, SRCNN, ESRGAN's generator and critic. Only
-their shapes; training is elsewhere.
+"""The networks: SR3's denoiser on diffusers' U-Net, SRCNN, ESRGAN's generator and critic. Defines
+their shapes only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _unet(preset: Preset, inputs: int) -> nn.Module:
 
 
 class Denoiser(nn.Module):
-    """Saharia et al. 2021: a U-Net that sees the noisy field beside its condition. ``conditions``:
-    channels of the condition.
+    """A U-Net that sees the noisy field and its condition (Saharia et al. 2021). ``conditions``:
+    number of channels of the condition.
     """
 
     def __init__(self, preset: Preset, conditions: int) -> None:
@@ -54,8 +54,8 @@ class Denoiser(nn.Module):
 
 
 class ResidualDenoiser(Denoiser):
-    """A :class:`Denoiser` of what a regression lacks, which knows how large that is: ``size``, its
-    standard deviation in the units of the regression's target.
+    """A :class:`Denoiser` of the residual of a regression. ``size``: standard deviation of the
+    residual in units of the regression's target.
     """
 
     size: torch.Tensor
@@ -82,13 +82,13 @@ class RegressionUnet(nn.Module):
 
 
 def _say_nothing(net: Any) -> None:
-    """Let a new network begin with an output of zero, from where a short training gets farther."""
+    """Make the initial output of a network zero, which makes a short training better."""
     nn.init.zeros_(net.conv_out.weight)
     nn.init.zeros_(net.conv_out.bias)
 
 
 class Srcnn(nn.Module):
-    """Dong et al. 2014, 9-1-5: three convolutions over the interpolated field. [n, c, H, W] → [n,
+    """Three convolutions, 9-1-5, over the interpolated field (Dong et al. 2014). [n, c, H, W] → [n,
     1, H, W].
     """
 
@@ -126,10 +126,8 @@ class _Dense(nn.Module):
 
 class Rrdb(nn.Module):
     """ESRGAN's generator (Wang et al. 2018): residual-in-residual dense blocks on the coarse grid,
-    then doubling by nearest neighbours.
-
-    ``grounds``: channels of the ground, on the fine grid and folded to the coarse one. [n, 1, h, w]
-    (and [n, grounds, H, W]) → [n, 1, H, W].
+    then doubling by nearest neighbours. [n, 1, h, w] (and [n, grounds, H, W]) → [n, 1, H, W].
+    ``grounds``: number of channels of the ground, on the fine grid and folded to the coarse one.
     """
 
     def __init__(self, preset: Preset, grounds: int) -> None:
@@ -168,8 +166,8 @@ class Rrdb(nn.Module):
 
 
 class Critic(nn.Module):
-    """The discriminator: convolutions that halve the grid, then the mean of one number a place. [n,
-    1, H, W] → [n]. No batch norm.
+    """The discriminator: convolutions that halve the grid, then the mean of one number per place.
+    [n, 1, H, W] → [n]. No batch normalisation.
     """
 
     def __init__(self, preset: Preset) -> None:

@@ -1,5 +1,5 @@
-"""Fields in NetCDF with CF metadata (CF-1.11): what ``sample`` and ``assimilate`` write and the
-other commands read.
+"""Writes and reads fields in NetCDF with CF metadata (CF-1.11): the results of ``sample`` and
+``assimilate``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ class SampledFields:
 
     Args:
         members: [time, member, y, x] m/s.
-        terrain: [y, x] m; ``times`` [time]; ``y``, ``x`` m.
-        low: [time, y/factor, x/factor] m/s, what they were made from.
-        truth: [time, y, x] m/s, where it is known.
-        mask: [time, y, x] 0..1, where observations were brought in.
+        terrain: [y, x] m.
+        times: [time] datetime64[s], UTC.
+        y, x: m.
+        low: [time, y/factor, x/factor] m/s, the coarse fields.
+        truth: [time, y, x] m/s; None if it is not known.
+        mask: [time, y, x] 0..1, of the observations.
         notes: global attributes.
-        height: m above ground of the wind.
-        has_terrain: whether ``terrain`` is known; else it is 0 everywhere.
+        height: height of the wind above ground, m.
+        has_terrain: whether ``terrain`` is known; if not, it is 0 everywhere.
     """
 
     members: NDArray[np.float32]
@@ -45,7 +47,7 @@ class SampledFields:
 
     @property
     def mean(self) -> NDArray[np.float32]:
-        """[time, y, x] the members' mean, m/s."""
+        """The members' mean, [time, y, x] m/s."""
         mean: NDArray[np.float32] = self.members.mean(axis=1)
         return mean
 
@@ -54,7 +56,7 @@ _WIND = {"standard_name": "wind_speed", "units": "m s-1", "coordinates": "height
 
 
 def write(path: Path, result: SampledFields, did: str) -> None:
-    """Write ``result``; whole or not at all. ``did``: what was done, for the history."""
+    """Write ``result``, completely or not at all. ``did``: the operation, for the history."""
     import xarray
 
     axes = ("time", "realization", "y", "x")
@@ -163,7 +165,7 @@ def write(path: Path, result: SampledFields, did: str) -> None:
 
 
 def read(path: Path) -> SampledFields:
-    """What :func:`write` wrote. Raises WindsrError."""
+    """Read a file of :func:`write`. Raises WindsrError."""
     import xarray
 
     if not path.is_file():

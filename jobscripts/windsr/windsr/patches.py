@@ -1,7 +1,6 @@
-"""What a training sample is: a piece of a field, and the random numbers that go with it.
-
-Everything random about a sample follows from (seed, number of the sample), so that it is the same
-on whichever node it is drawn and after every interruption.
+"""A training sample: a part of a field, and its random numbers. Everything random about a sample is
+derived from (seed, number of the sample), so that it is the same on every node and after every
+interruption.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from windsr.fields import Fields
 from windsr.grids import block_mean, interpolate
 from windsr.presets import Preset
 
-CALM = 0.5
-"""m/s; relative wind is never relative to less."""
+MIN_DIVISOR_MS = 0.5
+"""Minimum divisor of relative wind, m/s."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What numbers are divided by, from the training days: mean and standard deviation of wind
-    (m/s), standard deviation of what bicubic interpolation lacks (m/s), standard deviation of
-    terrain (m), highest wind (m/s).
+    """Divisors from the training days: mean and standard deviation of wind (m/s), standard
+    deviation of the residual of bicubic interpolation (m/s), standard deviation of terrain (m),
+    highest wind (m/s).
     """
 
     wind_mean: float
@@ -36,13 +35,13 @@ class Scales:
     wind_max: float
 
     def to_dict(self) -> dict[str, float]:
-        """As plain numbers."""
+        """Return the scales as plain numbers."""
         return asdict(self)
 
 
 def scales_of(fields: Fields, preset: Preset) -> Scales:
-    """The scales of a set of fields, as a method of this preset sees them. Where wind is relative,
-    the first three are shares of the coarse field's mean.
+    """Return the scales of a set of fields for a method of this preset. With relative wind, the
+    first three are shares of the coarse field's mean.
     """
     factor = preset.factor
     rows, columns = (n // factor * factor for n in fields.terrain.shape)
@@ -59,18 +58,18 @@ def scales_of(fields: Fields, preset: Preset) -> Scales:
 
 
 def unit_of(low: torch.Tensor, relative: bool) -> torch.Tensor:
-    """[n, 1, 1, 1] m/s that wind is divided by first: the mean of each coarse field, or 1."""
+    """Return the divisor of the wind, [n, 1, 1, 1] m/s: the mean of each coarse field, or 1."""
     if not relative:
         return low.new_ones((len(low), 1, 1, 1))
-    return low.mean(dim=(1, 2, 3), keepdim=True).clamp_min(CALM)
+    return low.mean(dim=(1, 2, 3), keepdim=True).clamp_min(MIN_DIVISOR_MS)
 
 
 class TrainingPatches(Dataset[dict[str, Any]]):
-    """``length`` samples of a training: a random field, place and orientation (8 turns and
-    mirrors), the noise and the noise level of diffusion.
+    """``length`` samples of a training: a random field, place and orientation (8 rotations and
+    reflections), and the noise and noise level of diffusion.
 
     Raises:
-        WindsrError: when the fields are smaller than a patch.
+        WindsrError: the fields are smaller than a patch.
     """
 
     def __init__(self, fields: Fields, preset: Preset, length: int, seed: int) -> None:
@@ -88,8 +87,8 @@ class TrainingPatches(Dataset[dict[str, Any]]):
         return self._length
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """truth and terrain [1, H, W] (m/s, m), noise [1, H, W] (normal), level in
-        0..noise_levels−1.
+        """Return truth and terrain [1, H, W] (m/s, m), noise [1, H, W] (normal), and the level, 0
+        to noise_levels − 1.
         """
         rng = np.random.default_rng([self._seed, number])
         size = self._preset.patch

@@ -1,4 +1,4 @@
-"""Pictures of fields, bias and distributions, as PNG files."""
+"""Pictures of fields, biases and distributions, as PNG files."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _extent(result: SampledFields) -> tuple[float, ...]:
 
 
 def fields(path: Path, result: SampledFields, number: int) -> Path:
-    """At time ``number``, above: coarse input, fine fields, the truth where it is known; below:
-    terrain, error, spread of the members.
+    """Draw the fields at time ``number``. Upper row: coarse input, fine fields, the truth if it is
+    known; lower row: terrain, error, spread of the members.
     """
     extent = _extent(result)
     several = result.members.shape[1] > 1
@@ -107,7 +107,7 @@ def fields(path: Path, result: SampledFields, number: int) -> Path:
 
 
 def bias(path: Path, made: Mapping[str, SampledFields]) -> Path:
-    """Mean error by place of each result, the truth taken off: red where it is too windy."""
+    """Draw the mean error by place of each result; red: too much wind."""
     maps = {
         name: (r.mean - r.truth).mean(axis=0) for name, r in made.items() if r.truth is not None
     }
@@ -125,8 +125,8 @@ def bias(path: Path, made: Mapping[str, SampledFields]) -> Path:
 def distributions(
     path: Path, classes: Mapping[str, Mapping[str, Any]], height: float = 10.0
 ) -> Path:
-    """The distribution of wind at ``height`` m by class of terrain, as
-    :func:`windsr.evaluate.cdfs` gives it.
+    """Draw the distribution of wind at ``height`` m by class of terrain, as returned by
+    :func:`windsr.evaluate.cdfs`.
     """
     figure, axes = _new(1, len(classes))
     for k, (name, entry) in enumerate(classes.items()):

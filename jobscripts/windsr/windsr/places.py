@@ -1,8 +1,8 @@
-"""Where the points of a variable are, and values of one file brought to the points of another.
+"""Matches the values of one file to the points of another by their places.
 
-Two files may have one grid in another order (north to south, south to north), or one may hold a
-part of the other. Values belong together by their coordinates, never by their place in an array.
-Pure: it opens no file.
+Two files may have one grid in another order (north to south, south to north), or one may contain a
+part of the other. Values are matched by their coordinates, never by their position in an array.
+Pure: opens no file.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from windsr import WindsrError
 from windsr.fields import LENGTH_UNITS, to_si
 from windsr.grids import EARTH_RADIUS_M
 
-TOLERANCE = 0.25
-"""Distance, as a share of the grid's spacing, up to which two points are the same: coordinates are
-often rounded.
+MAX_OFFSET_SHARE = 0.25
+"""Maximum distance of two equal points, as a share of the grid's spacing: coordinates are often
+rounded.
 """
 LATITUDES, LONGITUDES = ("latitude", "lat", "XLAT"), ("longitude", "lon", "XLONG")
 Places = dict[str, NDArray[np.float64]]
-"""``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m from the Earth's
-centre. What is not known is missing.
+"""The places of points. ``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m
+from the Earth's centre. Unknown ones are missing.
 """
 
 
 def places_of(dataset: Any, variable: Any) -> Places:
-    """Where the points of a variable of an xarray Dataset are; its last two dimensions are rows and
-    columns.
+    """Return the places of the points of a variable of an xarray Dataset. Its last two dimensions
+    are rows and columns.
     """
     rows, columns = variable.dims[-2:]
     places: Places = {}
@@ -52,13 +52,12 @@ def places_of(dataset: Any, variable: Any) -> Places:
 def degrees_of(
     dataset: Any, variable: Any
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Latitudes and longitudes [rows, columns] of a variable, or None if they are not known.
-
-    Those of a rotated pole are computed if the file only has the axes of the rotated grid (CF
+    """Return latitudes and longitudes [rows, columns] of a variable, or None if they are not known.
+    Those of a rotated pole are computed if the file has only the axes of the rotated grid (CF
     Conventions, appendix F, ``rotated_latitude_longitude``).
 
     Raises:
-        WindsrError: the rotated pole has no place.
+        WindsrError: the place of the rotated pole is missing.
     """
     lat = _degrees(dataset, variable, "north", LATITUDES)
     lon = _degrees(dataset, variable, "east", LONGITUDES)
@@ -98,7 +97,7 @@ def _rotated(dataset: Any, variable: Any) -> tuple[NDArray[np.float64], NDArray[
 def unrotated(
     north: NDArray[np.float64], east: NDArray[np.float64], pole_north: float, pole_east: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Latitudes and longitudes, degrees, of points of a grid with a rotated pole.
+    """Return latitudes and longitudes, degrees, of points of a grid with a rotated pole.
 
     Args:
         north: latitudes in the rotated grid, radians.
@@ -116,7 +115,7 @@ def unrotated(
 def _degrees(
     dataset: Any, variable: Any, direction: str, names: tuple[str, ...]
 ) -> NDArray[np.float64] | None:
-    """[rows, columns] latitudes or longitudes of a variable; None if they are not known."""
+    """Return latitudes or longitudes of a variable, [rows, columns]; None if they are not known."""
     rows, columns = variable.dims[-2:]
     own = [c for c in variable.coords.values() if _is_in_degrees(c, direction)]
     others = [dataset[name] for name in names if name in dataset]
@@ -132,15 +131,15 @@ def _degrees(
 
 
 def _is_in_degrees(coordinate: Any, direction: str) -> bool:
-    """Whether a coordinate is a latitude (``north``) or longitude (``east``) by its units (CF
-    Conventions, 4.1 and 4.2). Those of a rotated pole are in ``degrees``.
+    """Return whether a coordinate is a latitude (``north``) or longitude (``east``) by its units
+    (CF Conventions, 4.1 and 4.2). Those of a rotated pole are in ``degrees``.
     """
     units = str(coordinate.attrs.get("units", "")).lower().replace("_", "")
     return units in {f"degree{s}{word}" for s in ("", "s") for word in (direction, direction[0])}
 
 
 def spacing_of(places: NDArray[np.float64]) -> float:
-    """m between neighbours; infinity for a single point."""
+    """Return the distance of neighbours, m; infinity for a single point."""
     steps = [
         float(np.median(np.linalg.norm(np.diff(places, axis=axis), axis=-1)))
         for axis in (0, 1)
@@ -150,16 +149,16 @@ def spacing_of(places: NDArray[np.float64]) -> float:
 
 
 def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) -> NDArray[Any]:
-    """``values`` at the places ``ground``, for the places ``wind``.
+    """Return ``values``, which are at the places ``ground``, at the places ``wind``.
 
     Args:
-        wind: where they are needed.
-        ground: where they are.
-        values: [rows, columns] of ``ground``.
-        name: what has the values, for messages.
+        wind: places of the result.
+        ground: places of ``values``.
+        values: [rows, columns].
+        name: name of the values, for messages.
 
     Raises:
-        WindsrError: it cannot be known where they are, or they are elsewhere.
+        WindsrError: the places are not known, or differ.
     """
     from scipy.spatial import cKDTree
 
@@ -173,7 +172,7 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
     distances, indices = cKDTree(sources.reshape(-1, sources.shape[-1])).query(
         targets.reshape(-1, targets.shape[-1])
     )
-    if distances.max() > TOLERANCE * spacing_of(targets):
+    if distances.max() > MAX_OFFSET_SHARE * spacing_of(targets):
         raise WindsrError(
             f"{name} has other points than the wind: up to {distances.max() / 1000:.3g} km from "
             f"the nearest one, on a grid of {spacing_of(targets) / 1000:.3g} km. Bring it to the "

@@ -1,4 +1,4 @@
-"""Sizes of model and training, by name. A preset is data; nothing is decided here."""
+"""Sizes of model and training, by name. Presets are data."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from windsr import WindsrError
 
 @dataclass(frozen=True)
 class Preset:
-    """One size.
+    """The sizes and settings of a model and its training.
 
     Args:
-        patch: pixels a side of what is made; ``factor`` times finer than the input.
-        channels, layers, attention: of the U-Net (diffusers' ``UNet2DModel``): by level from the
-            finest; blocks a level; attention.
-        fold: the U-Net works on ``fold`` × ``fold`` pixels folded into channels (space to depth):
-            ``fold``² times cheaper.
-        target: ``field``, as SR3, or ``residual``: what the bicubic field lacks, as SRDiff; it
-            needs far fewer steps of training.
-        prediction: what the network is asked for: ``epsilon``, as SR3, or ``v_prediction``
-            (Salimans and Ho, 2022).
-        batch: samples a step over all nodes; ``steps``: of the training; ``warmup``: steps until
-            the learning rate is reached.
-        sample_steps: of DDIM.
-        betas: of a linear noise schedule, as SR3, from its first to its last level; None: the
-            squared cosine (Nichol and Dhariwal 2021).
-        constrained: block means are restored, in what is interpolated and in what comes out
+        patch: pixels per side of an output patch.
+        factor: ratio of the fine grid to the coarse one.
+        channels, layers, attention: of the U-Net (diffusers' ``UNet2DModel``): channels per level
+            from the finest; blocks per level; levels with attention.
+        fold: the U-Net works on ``fold`` × ``fold`` pixels folded into channels (space to depth),
+            which is ``fold``² times cheaper.
+        target: ``field``, as SR3, or ``residual``: the difference from the bicubic field, as
+            SRDiff, which needs far fewer training steps.
+        prediction: output of the network: ``epsilon``, as SR3, or ``v_prediction`` (Salimans and
+            Ho, 2022).
+        batch: samples per step over all nodes.
+        steps: number of training steps.
+        warmup: steps until the full learning rate.
+        sample_steps: steps of DDIM.
+        betas: first and last level of a linear noise schedule, as SR3; None: the squared cosine
+            (Nichol and Dhariwal 2021).
+        constrained: whether block means are restored, in interpolated fields and in results
             (:func:`windsr.grids.restore_block_means`).
-        relative: wind is divided by the mean of the coarse field that is seen, so that a day with
-            more wind than any in training is nothing new.
-        sea: where the sea is, as a channel of its own beside the terrain.
-        srcnn: channels of SRCNN's two hidden layers; ``rrdb``: (blocks, channels, growth) of
-            ESRGAN's generator; ``critic``: channels of the discriminator's first layer.
+        relative: whether wind is divided by the mean of the coarse field, so that a day with more
+            wind than any in training is nothing new.
+        sea: whether the sea is a channel of its own beside the terrain.
+        srcnn: channels of SRCNN's two hidden layers.
+        rrdb: (blocks, channels, growth) of ESRGAN's generator.
+        critic: channels of the discriminator's first layer.
     """
 
     name: str
@@ -173,8 +176,9 @@ PRESETS = {
 
 
 def as_published(preset: Preset) -> Preset:
-    """``preset``'s size with what SR3 and WindSR publish: the field itself by its noise, a linear
-    schedule of 2,000 levels, absolute wind, no constraint.
+    """Return a preset of the size of ``preset`` with the settings that SR3 and WindSR publish:
+    prediction of the field's noise, a linear schedule of 2,000 levels, absolute wind, no
+    constraint.
     """
     return replace(
         preset,
@@ -189,7 +193,7 @@ def as_published(preset: Preset) -> Preset:
 
 
 def preset_of(name: str) -> Preset:
-    """The preset called ``name``. Raises WindsrError."""
+    """Return a preset by its name. Raises WindsrError."""
     try:
         return PRESETS[name]
     except KeyError:

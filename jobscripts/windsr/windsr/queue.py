@@ -1,12 +1,12 @@
-"""Sampling as a malleable job: a queue of patches over whatever nodes there are, each result
+"""Sampling as a malleable job: a queue of patches on any number of nodes. Each result is made
 exactly once.
 
-The queue's place is an :class:`malletrain.ElasticSampler` that does not shuffle. A finished patch
-is a file that comes into being whole, under its own name, by a link that fails if the name is
-taken: whoever is killed, at whatever moment, leaves either nothing or a result, and work done twice
-leaves one. When the queue is through, rank 0 looks for patches that were lost with a node, makes
-them, and joins all to one NetCDF file. What is drawn for a patch follows from its number, so the
-result does not depend on who made it, but for rounding.
+The position in the queue is an :class:`malletrain.ElasticSampler` that does not shuffle. A finished
+patch becomes visible as a complete file, under its own name, by a link that fails if the name
+exists. A process that is killed at any moment leaves nothing or a complete result, and a patch that
+is made twice leaves one. At the end of the queue, rank 0 finds the patches that were lost with a
+node, makes them, and joins all to one NetCDF file. The random numbers of a patch are derived from
+its number, so that the result does not depend on the node that made it, except for rounding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from windsr.grids import (
     tiles,
 )
 from windsr.methods import Draw, Method, mix
-from windsr.places import TOLERANCE
+from windsr.places import MAX_OFFSET_SHARE
 from windsr.train import device_here
 from windsr.whole import coarse, cut
 
@@ -48,10 +48,11 @@ PATCHES, SNAPSHOT, FACTS, RESULT = "patches", "queue.snap", "queue.json", "sampl
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is to be super-resolved: coarse wind [time, h, w] m/s over fine terrain [H, W] m;
-    ``truth`` where it is known. ``base`` [time, H, W] m/s: what the model sees instead of the
-    interpolated coarse wind, where observations were brought into that, with their ``mask``.
-    ``height``: m above ground of the wind; ``has_terrain``: whether the terrain is known.
+    """The fields to sample: coarse wind [time, h, w] m/s over fine terrain [H, W] m.
+
+    ``truth``: the fine wind if it is known. ``base``: [time, H, W] m/s, the input of the model in
+    place of the interpolated coarse wind, with observations in it; ``mask``: their mask.
+    ``height``: height of the wind above ground, m. ``has_terrain``: whether the terrain is known.
     """
 
     low: NDArray[np.float32]
@@ -68,8 +69,8 @@ class Inputs:
 
 
 def from_fine(fields: Fields, factor: int) -> Inputs:
-    """Block means of fine fields, which stay as the truth. What does not fill a coarse cell at the
-    far rim is cut off.
+    """Return the block means of fine fields, with these as the truth. Incomplete coarse cells at
+    the far rim are removed.
     """
     own = cut(fields, factor)
     low = coarse(own, factor)[:, 0].numpy()
@@ -87,8 +88,8 @@ def from_fine(fields: Fields, factor: int) -> Inputs:
 
 
 def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
-    """Coarse fields over the terrain of ``fine``, whose wind is not used. Raises WindsrError when
-    the grids do not fit.
+    """Return coarse fields over the terrain of ``fine``, whose wind is ignored. Raises WindsrError
+    if the grids do not fit.
     """
     rows, columns = coarse.terrain.shape
     if (rows * factor, columns * factor) != fine.terrain.shape or not np.isclose(
@@ -103,7 +104,7 @@ def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
     if coarse.located and fine.located:
         for axis, own, fine_axis in (("y", coarse.y, fine.y), ("x", coarse.x, fine.x)):
             off = np.abs(own - fine_axis.reshape(-1, factor).mean(axis=1)).max()
-            if off > TOLERANCE * coarse.spacing:
+            if off > MAX_OFFSET_SHARE * coarse.spacing:
                 raise WindsrError(
                     f"{coarse.source} is elsewhere than {fine.source}: its cells are up to "
                     f"{off / 1000:.3g} km in {axis} from the middle of the {factor} × {factor} "
@@ -128,8 +129,8 @@ def observed(
     radius: float | None,
     thresholds: Thresholds,
 ) -> tuple[Inputs, str]:
-    """``inputs`` whose interpolated fields have the observations of a table in them, for the model
-    to see, and a sentence about it. Raises WindsrError.
+    """Return ``inputs`` with the observations of a table in the interpolated fields, as input of
+    the model, and a sentence about it. Raises WindsrError.
     """
     preset = method.preset
     low = torch.from_numpy(np.ascontiguousarray(inputs.low[:, None]))
@@ -137,16 +138,16 @@ def observed(
     by_field = read_observations(table, inputs.times, inputs.y, inputs.x)
     base, mask, radii = conditioned(plain, inputs.terrain, by_field, radius, thresholds)
     mean = f", mean radius {np.mean(radii):.2f} pixels" if radii else ""
-    sentence = f"brought {len(radii)} observations into what the model sees{mean}"
+    sentence = f"brought {len(radii)} observations into the input of the model{mean}"
     return replace(inputs, base=base, mask=mask), sentence
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """One sampling: ``folder``, which all nodes share, gets the patches and the result.
-    ``overlap``: pixels that neighbouring patches share; ``halo``: those at the rim of a patch that
-    are thrown away. ``per_step``: patches a node makes between two looks at the queue.
-    ``patch_delay``: seconds to sleep per patch, to stretch a test or a demo.
+    """One sampling. ``folder``: gets the patches and the result; all nodes share it. ``overlap``:
+    pixels that neighbouring patches share; ``halo``: pixels at the rim of a patch that are
+    discarded. ``per_step``: number of patches that a node makes per step. ``patch_delay``: pause
+    per patch, seconds, to stretch a test or a demo.
     """
 
     folder: Path
@@ -160,7 +161,7 @@ class Sampling:
 
 
 class PatchQueue:
-    """The patches of one sampling and where their results are."""
+    """The patches of one sampling and the places of their results."""
 
     def __init__(self, sampling: Sampling, inputs: Inputs, method: Method, model_name: str) -> None:
         self.sampling, self.inputs, self.method = sampling, inputs, method
@@ -171,7 +172,7 @@ class PatchQueue:
         self.halo = min(size // 16, self.overlap // 4) if sampling.halo is None else sampling.halo
         if not 0 <= 2 * self.halo <= self.overlap:
             raise WindsrError(
-                f"A halo of {self.halo} pixels does not go with an overlap of {self.overlap}: both "
+                f"A halo of {self.halo} pixels does not fit an overlap of {self.overlap}: both "
                 "neighbours throw theirs away; give at most half the overlap."
             )
         self.tiles = tiles(
@@ -203,8 +204,8 @@ class PatchQueue:
         self._agree()
 
     def _agree(self) -> None:
-        """The folder belongs to this sampling, or to none yet. Raises WindsrError when it belongs
-        to another.
+        """Check that the folder belongs to this sampling or is new. Raises WindsrError if it
+        belongs to another sampling.
         """
         path = self.sampling.folder / FACTS
         part = path.with_name(f".{FACTS}.{os.getpid()}")
@@ -212,7 +213,7 @@ class PatchQueue:
         try:
             os.link(part, path)
         except FileExistsError:
-            # What does not say its height, a folder or a model, is for that of the inputs.
+            # a folder or model without a height is for that of the inputs
             theirs = {"height": self.inputs.height, **json.loads(path.read_text())}
             if theirs != json.loads(json.dumps(self.facts)):
                 other = ", ".join(key for key in self.facts if theirs.get(key) != self.facts[key])
@@ -224,16 +225,16 @@ class PatchQueue:
             part.unlink()
 
     def file(self, number: int) -> Path:
-        """Where the result of a patch is, [members, size, size] m/s."""
+        """Return the file for the result of a patch, [members, size, size] m/s."""
         return self.sampling.folder / PATCHES / f"{number:07d}.npy"
 
     def missing(self) -> list[int]:
-        """Patches without a result."""
+        """Return the patches without a result."""
         return [number for number in range(len(self.items)) if not self.file(number).exists()]
 
     def make(self, numbers: Sequence[int]) -> int:
-        """Make these patches, those that are there already left out; return how many results
-        became ours.
+        """Make these patches except those with a result. Return the number of results that this
+        process wrote.
         """
         todo = [number for number in numbers if not self.file(number).exists()]
         if not todo:
@@ -270,9 +271,10 @@ class PatchQueue:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def seen(self, field: int) -> NDArray[np.float32] | None:
-        """[H, W] m/s, the fine field that the patches of one time start from: with observations in
-        it, or interpolated as a whole, so that a patch's rim knows what is around it. None where
-        block means are not restored: interpolation would change what a patch is made from.
+        """Return the fine field from which the patches of one time start, [H, W] m/s: with
+        observations, or interpolated as a whole, so that the rim of a patch includes its
+        surroundings. None if block means are not restored: the interpolation would change the input
+        of a patch.
         """
         preset = self.method.preset
         if self.inputs.base is not None:
@@ -286,9 +288,8 @@ class PatchQueue:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def noise(self, field: int) -> torch.Tensor:
-        """[members, H, W] that the members of one time begin with. Neighbouring patches take theirs
-        from it, so that they agree where they overlap and a member is one field and not a
-        patchwork.
+        """Return the first noise of the members of one time, [members, H, W]. Neighbouring patches
+        use parts of it, so that they agree where they overlap, and a member is one coherent field.
         """
         rows, columns = self.inputs.terrain.shape
         parts = []
@@ -300,7 +301,9 @@ class PatchQueue:
         return torch.stack(parts)
 
     def keep(self, number: int, members: NDArray[np.float32]) -> bool:
-        """Write the result of a patch, whole and once: False when another was first."""
+        """Write the result of a patch, completely and once. Return False if another process was
+        first.
+        """
         path = self.file(number)
         part = path.with_name(f".{path.stem}.{os.uname().nodename}.{os.getpid()}")
         with part.open("wb") as file:
@@ -316,7 +319,7 @@ class PatchQueue:
         return True
 
     def joined(self) -> NDArray[np.float32]:
-        """[time, member, H, W] m/s of all patches, weighted where they overlap."""
+        """Return all patches as [time, member, H, W] m/s, weighted where they overlap."""
         shape = self.inputs.terrain.shape
         members = np.load(self.file(0)).shape[0]
         sums = np.zeros((len(self.inputs.times), members, *shape))
@@ -328,7 +331,7 @@ class PatchQueue:
             sums[k, :, rows, columns] += np.load(self.file(number)) * self.weight(tile)
         made = torch.from_numpy((sums / weights).astype(np.float32))
         if self.method.preset.constrained:
-            # What was exact in each patch is not where patches were blended.
+            # the block means of each patch are exact, but not where patches overlap
             factor = self.method.preset.factor
             base = self.inputs.base
             low = torch.from_numpy(self.inputs.low)[:, None]
@@ -343,7 +346,7 @@ class PatchQueue:
         return made.numpy()
 
     def weight(self, tile: Tile) -> NDArray[np.float64]:
-        """[size, size] weight of a patch's pixels where patches overlap."""
+        """Return the weight of a patch's pixels where patches overlap, [size, size]."""
         rows, columns = (
             n // self.method.preset.factor * self.method.preset.factor
             for n in self.inputs.terrain.shape
@@ -364,11 +367,11 @@ def sample(
     model_name: str,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Work the queue off, alone, under torchrun or under MalleTrain; return the path of the
-    result, which rank 0 writes.
+    """Process the queue, alone, under torchrun or under MalleTrain. Return the path of the result,
+    which rank 0 writes.
 
     Raises:
-        WindsrError: when the folder belongs to another sampling, or the fields are too small.
+        WindsrError: the folder belongs to another sampling, or the fields are too small.
     """
     torch.set_num_threads(sampling.threads)
     queue = PatchQueue(sampling, inputs, method, model_name)
@@ -377,8 +380,8 @@ def sample(
         net.to(device).eval()
     at_most = elastic.max_world()
     per_step = max(1, min(sampling.per_step, len(queue.items) // at_most))
-    # Each node takes a place in each step. Places beyond the patches are empty, so that a job with
-    # more nodes than patches ends as any other.
+    # Each node takes a position in each step. Positions beyond the last patch are empty, so that a
+    # job with more nodes than patches ends like any other.
     places = max(len(queue.items), at_most)
     sampler = malletrain.ElasticSampler(places, batch_size=per_step, shuffle=False)
     run = elastic.Run(

@@ -1,8 +1,7 @@
-"""Files of wind fields, each kind by its own reader, all to the same :class:`windsr.fields.Fields`.
+"""Reads files of wind fields, each kind with its own reader, as :class:`windsr.fields.Fields`.
 
-A reader says which variables it found by which names, and in which units; wind is at 10 m unless
-told otherwise. Kinds: NetCDF (CF, any model), WRF output and NREL's WIND Toolkit (both HDF5), HRRR
-and AROME (GRIB2, needs cfgrib). It decides nothing about training.
+A reader reports which variables and units it found. Wind is at 10 m by default. Kinds: NetCDF (CF,
+any model), WRF output and NREL's WIND Toolkit (both HDF5), HRRR and AROME (GRIB2, needs cfgrib).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def read(path: Path, options: Options | None = None) -> Fields:
     except WindsrError:
         raise
     except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
-        # What a library says of a file that is none of its kinds, often in many lines.
+        # the library's message about a file of another kind, often of many lines
         why = (
             "it is no NetCDF file, or a damaged one."
             if "installed IO backends" in str(error)

@@ -1,5 +1,5 @@
-"""The methods that give one field: bicubic interpolation, SRCNN, ESRGAN, and WindSR's own U-Net by
-the mean square error.
+"""The methods with one field as their result: bicubic interpolation, SRCNN, ESRGAN, and WindSR's
+own U-Net with the mean square error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from windsr.networks import Critic, RegressionUnet, Rrdb, Srcnn
 from windsr.patches import Scales
 from windsr.presets import Preset
 
-ADVERSARIAL = 5e-3
+CRITIC_WEIGHT = 5e-3
 """Weight of the critic in the generator's loss (Wang et al. 2018, eq. 3)."""
 
 
 class Bicubic(Method):
-    """Interpolation only."""
+    """Only interpolation."""
 
     name = "bicubic"
 
@@ -29,7 +29,7 @@ class Bicubic(Method):
 
 
 class SrcnnMethod(Method):
-    """SRCNN by the mean square error."""
+    """SRCNN with the mean square error."""
 
     name = "srcnn"
 
@@ -51,8 +51,8 @@ class SrcnnMethod(Method):
 
 
 class UnetMethod(SrcnnMethod):
-    """WindSR's U-Net as a plain regression: the mean of what the diffusion draws from, and what
-    ``windsr-edm`` builds on.
+    """WindSR's U-Net as a regression: the mean of the distribution that the diffusion draws from,
+    and the basis of ``windsr-edm``.
     """
 
     name = "unet"
@@ -64,9 +64,9 @@ class UnetMethod(SrcnnMethod):
 
 class Esrgan(Method):
     """ESRGAN without its perceptual loss, whose network was trained on photographs. The critic
-    compares each true field with the one made from its own coarse field (a relativistic GAN by
-    pairs, Jolicoeur-Martineau 2018), so that a sample's loss does not depend on which others share
-    its node.
+    compares each true field with the field made from its own coarse field (a relativistic GAN with
+    pairs, Jolicoeur-Martineau 2018), so that the loss of a sample does not depend on the other
+    samples on its node.
     """
 
     name = "esrgan"
@@ -91,7 +91,7 @@ class Esrgan(Method):
         real = critic(target)
         return {
             "net": functional.l1_loss(made, target)
-            + ADVERSARIAL * functional.softplus(real.detach() - critic(made)).mean(),
+            + CRITIC_WEIGHT * functional.softplus(real.detach() - critic(made)).mean(),
             "critic": functional.softplus(critic(made.detach()) - real).mean(),
         }
 

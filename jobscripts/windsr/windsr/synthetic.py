@@ -1,14 +1,14 @@
-"""Fields that look like wind over mountains, made from a seed, so that everything runs without
-data.
+"""Synthetic fields that resemble wind over mountains, made from a seed, so that everything runs
+without data.
 
 Terrain is spectral noise: a sum of waves with random phases whose power falls with the wave number.
-Over it a mass-consistent flow, as in diagnostic wind models (Sherman 1978, "A mass-consistent model
-for wind fields over complex terrain", J. Appl. Meteorol. 17, 312-319): a first guess, from the
-weather and the exposure of each place, is changed as little as possible (least squares) until no
-mass is made or lost. Here in two dimensions for the layer between the ground and a lid: the mass
-flux q = h·u of the layer's depth h has to be free of divergence. On a periodic domain the least
-change is the projection q − ∇∇⁻²(∇·q), one division in Fourier space. It is no weather model: no
-time goes by in it, and fields of one day share their weather.
+The wind is a mass-consistent flow, as in diagnostic wind models (Sherman 1978, "A mass-consistent
+model for wind fields over complex terrain", J. Appl. Meteorol. 17, 312-319): a first guess, from
+the weather and the exposure of each place, is changed as little as possible (least squares) until
+mass is conserved. This is done in two dimensions for the layer between the ground and a lid: the
+divergence of the mass flux q = h·u of the layer's depth h is zero. On a periodic domain the
+smallest change is the projection q − ∇∇⁻²(∇·q), one division in Fourier space. This is no weather
+model: it has no time steps, and fields of one day share their weather.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from numpy.typing import NDArray
 
 from windsr.fields import Fields
 
-SEA = 0.15
+SEA_SHARE = 0.15
 """Share of the domain that is sea."""
-SMOOTH_M = 20_000.0
-"""Terrain is high or low against its mean over this distance: that decides exposure."""
-EXPOSURE = 0.8
-"""Change of the first guess, as a share, per unit of relative height."""
-LAND = 0.7
-"""Wind at 10 m over land beside that over the smoother sea."""
-GROUND, LID = 600.0, 2500.0
-"""m: the layer is ``LID`` minus the terrain, ``GROUND`` at least."""
+EXPOSURE_DISTANCE_M = 20_000.0
+"""Distance over which the mean terrain is taken, m. The height of a place relative to that mean is
+its exposure.
+"""
+EXPOSURE_FACTOR = 0.8
+"""Relative change of the first guess per unit of relative height."""
+LAND_SPEED_FACTOR = 0.7
+"""Wind at 10 m over land relative to that over the smoother sea."""
+MIN_DEPTH_M, LID_M = 600.0, 2500.0
+"""The layer is ``LID_M`` minus the terrain, at least ``MIN_DEPTH_M``, m."""
 
 
 def _waves(
     rows: int, columns: int, spacing: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(ky, kx) of numpy's real FFT, rad/m; the waves at half the sampling rate are 0, as a
-    derivative is not defined there.
+    """Return (ky, kx) of numpy's real FFT, rad/m. The waves at half the sampling rate are 0,
+    because a derivative is not defined there.
     """
     ky = 2 * np.pi * np.fft.fftfreq(rows, spacing)
     kx = 2 * np.pi * np.fft.rfftfreq(columns, spacing)
@@ -54,8 +56,8 @@ def spectral_noise(
     slope: float,
     longest_m: float,
 ) -> NDArray[np.float64]:
-    """[rows, columns], periodic, mean 0, standard deviation 1: power falls as k^-``slope`` and is
-    flat for waves above ``longest_m``.
+    """Return periodic noise, [rows, columns], with mean 0 and standard deviation 1. Its power falls
+    as k^-``slope`` and is constant for waves longer than ``longest_m``.
     """
     ky = 2 * np.pi * np.fft.fftfreq(rows, spacing)[:, None]
     kx = 2 * np.pi * np.fft.rfftfreq(columns, spacing)[None]
@@ -71,20 +73,20 @@ def spectral_noise(
 def terrain(
     rng: np.random.Generator, size: int, spacing: float, relief: float
 ) -> NDArray[np.float64]:
-    """[size, size] m: sea at 0, land above it, ``relief`` m the standard deviation before the sea
-    is filled. Slope 3.2: mountains.
+    """Return terrain, [size, size] m: sea at 0, and land above it. ``relief``: standard deviation
+    before the sea is filled, m. The slope 3.2 is that of mountains.
     """
     height = (
         spectral_noise(rng, size, size, spacing, slope=3.2, longest_m=size * spacing / 2) * relief
     )
-    return np.maximum(height - np.quantile(height, SEA), 0.0)
+    return np.maximum(height - np.quantile(height, SEA_SHARE), 0.0)
 
 
 def mass_consistent(
     qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The flux without divergence that is nearest to (qy, qx) in the mean square: q − ∇∇⁻²(∇·q),
-    periodic.
+    """Return the flux without divergence that is closest to (qy, qx) in the mean square: q −
+    ∇∇⁻²(∇·q), periodic.
     """
     ky, kx = _waves(qy.shape[0], qy.shape[1], spacing)
     fy, fx = np.fft.rfft2(qy), np.fft.rfft2(qx)
@@ -101,21 +103,27 @@ def flow(
     direction: float,
     gusts: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mass flux (qy, qx) in m²/s over ``height`` (m), without divergence; divide by :func:`depth`
-    for the wind.
+    """Return the mass flux (qy, qx) in m²/s over ``height`` (m), without divergence. Divided by
+    :func:`depth` it is the wind.
 
     Args:
-        speed, direction: m/s and radians of the weather's mean wind.
-        gusts: m/s, standard deviation of its larger eddies.
+        height: terrain, m.
+        spacing: distance of grid points, m.
+        speed, direction: mean wind of the weather, m/s and radians.
+        gusts: standard deviation of its larger eddies, m/s.
+        rng: source of the random numbers.
     """
     rows, columns = height.shape
     ky = 2 * np.pi * np.fft.fftfreq(rows, spacing)[:, None]
     kx = 2 * np.pi * np.fft.rfftfreq(columns, spacing)[None]
     smooth = np.fft.irfft2(
-        np.fft.rfft2(height) * np.exp(-((ky**2 + kx**2) * SMOOTH_M**2) / 8), s=height.shape
+        np.fft.rfft2(height) * np.exp(-((ky**2 + kx**2) * EXPOSURE_DISTANCE_M**2) / 8),
+        s=height.shape,
     )
     relative = (height - smooth) / max(float((height - smooth).std()), 1.0)
-    exposure = np.clip(1 + EXPOSURE * 0.5 * relative, 0.3, 2.0) * np.where(height > 0, LAND, 1.0)
+    exposure = np.clip(1 + EXPOSURE_FACTOR * 0.5 * relative, 0.3, 2.0) * np.where(
+        height > 0, LAND_SPEED_FACTOR, 1.0
+    )
     h = depth(height)
     eddies = [
         gusts * spectral_noise(rng, rows, columns, spacing, slope=4.0, longest_m=rows * spacing / 2)
@@ -127,8 +135,8 @@ def flow(
 
 
 def depth(height: NDArray[np.float64]) -> NDArray[np.float64]:
-    """m of the layer over terrain of ``height`` m."""
-    return np.maximum(LID - height, GROUND)
+    """Return the depth of the layer over terrain of ``height`` m, m."""
+    return np.maximum(LID_M - height, MIN_DEPTH_M)
 
 
 def generate(
@@ -139,8 +147,8 @@ def generate(
     relief: float = 250.0,
     seed: int = 0,
 ) -> Fields:
-    """``days`` × ``hours`` fields of ``size`` × ``size`` points over one terrain. Each day has its
-    own weather, turning slowly.
+    """Return ``days`` × ``hours`` fields of ``size`` × ``size`` points over one terrain. Each day
+    has its own weather, which turns slowly.
     """
     rng = np.random.default_rng(seed)
     height = terrain(rng, size, spacing, relief)

@@ -1,9 +1,9 @@
-"""Training as a malleable job, in restart and live mode alike: one loop over
+"""Training as a malleable job, in restart and live mode with one loop over
 :class:`malletrain.elastic.Run`.
 
-The result does not depend on how many nodes took part or when they came and went, but for rounding:
-the global batch is fixed, and what is random about a sample follows from its number
-(:mod:`windsr.patches`).
+The result does not depend on the number of nodes or on the times at which they join and leave,
+except for rounding: the global batch is fixed, and everything random about a sample is derived from
+its number (:mod:`windsr.patches`).
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ from windsr.patches import TrainingPatches, scales_of
 from windsr.presets import Preset
 
 STEPS_PER_LOG = 50
-"""Steps between two lines of the log."""
+"""Number of steps between two lines of the log."""
 MODEL, SNAPSHOT, LOG = "model.safetensors", "run.snap", "training.jsonl"
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One training: what, on which preset, and where its files go.
+    """One training: its method, its preset, and the folder of its files.
 
     Args:
-        folder: gets the model, the snapshots and a log of the loss; must be one that all nodes
-            share.
-        steps: of the optimizer; by default the preset's.
-        snapshot_every: seconds between snapshots.
-        mean: the model of a regression that the method builds on (``windsr-edm``).
-        step_delay: seconds to sleep in each step, to stretch a test or a demo.
+        folder: gets the model, the snapshots and a log of the loss; all nodes must share it.
+        steps: number of steps of the optimizer; by default the preset's.
+        snapshot_every: interval of snapshots, seconds.
+        mean: the model of a regression on which the method builds (``windsr-edm``).
+        step_delay: pause in each step, seconds, to stretch a test or a demo.
     """
 
     method: str
@@ -61,8 +60,8 @@ class TrainingRun:
 
 
 def average_of(decay: float) -> Callable[..., None]:
-    """The update of the averaged weights for :class:`AveragedModel`; the decay grows to ``decay``
-    as min(decay, (1 + n)/(10 + n)).
+    """Return the update of the averaged weights for :class:`AveragedModel`. The decay grows to
+    ``decay`` as min(decay, (1 + n)/(10 + n)).
     """
 
     def update(averages: Any, currents: Any, count: Any) -> None:
@@ -73,8 +72,8 @@ def average_of(decay: float) -> Callable[..., None]:
 
 
 def rate_at(preset: Preset, steps: int) -> Callable[[int], float]:
-    """Share of the learning rate by step: a linear start, then half a cosine down to a
-    hundredth.
+    """Return the factor on the learning rate at a step: a linear start, then half a cosine down to
+    a hundredth.
     """
     warmup = max(1, min(preset.warmup, steps // 4))
 
@@ -89,7 +88,7 @@ def rate_at(preset: Preset, steps: int) -> Callable[[int], float]:
 
 
 def device_here() -> torch.device:
-    """This process's GPU if there is one, else the CPU."""
+    """Return this process's GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device(
             "cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
@@ -98,12 +97,12 @@ def device_here() -> torch.device:
 
 
 def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = print) -> Path:
-    """Train, or go on where the snapshot in the folder is; return the path of the model. Run it
-    alone, by torchrun or by MalleTrain.
+    """Train, or continue from the snapshot in the folder. Return the path of the model. Runs alone,
+    under torchrun or under MalleTrain.
 
     Raises:
-        WindsrError: for a method with nothing to train, one that lacks the regression it builds on
-            or a terrain, or fields that are too small.
+        WindsrError: the method has nothing to train, or lacks the regression on which it builds or
+            a terrain, or the fields are too small.
     """
     preset = training.preset
     torch.set_num_threads(training.threads)
@@ -135,8 +134,8 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
         for name, optimizer in optimizers.items()
     }
     scaler = torch.amp.GradScaler(device.type, enabled=preset.precision == "fp16")
-    # In order: what a sample is follows from its number at random, and a permutation of all samples
-    # of a long training takes gigabytes.
+    # In order: a sample is derived at random from its number, and a permutation of all samples of a
+    # long training would take gigabytes.
     sampler = malletrain.ElasticSampler(
         len(data), global_batch_size=preset.batch, seed=training.seed, shuffle=False
     )
@@ -154,8 +153,8 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
         device=device,
         **objects,
     )
-    # One network: DDP, whose exchange goes on during the backward pass. Several losses over shared
-    # networks: one exchange after them.
+    # One network: DDP, which exchanges gradients during the backward pass. Several losses over
+    # shared networks: one exchange after them.
     single = len(method.nets) == 1
     nets = {name: run.ddp(net) if single else net for name, net in method.nets.items()}
     loader = DataLoader(data, batch_sampler=sampler, num_workers=training.workers)
@@ -204,8 +203,8 @@ def update(
     batch: dict[str, torch.Tensor],
     device: torch.device,
 ) -> dict[str, float]:
-    """One step of all networks: every gradient first, then every update, so that a step given up
-    has changed nothing.
+    """Make one step of all networks: all gradients before any update, so that a discarded step
+    changes nothing.
     """
     batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
     for optimizer in optimizers.values():
@@ -236,7 +235,7 @@ def update(
 
 
 class _Losses:
-    """The losses of rank 0's share in the steps since a line of the log."""
+    """The losses of rank 0's share in the steps since the last line of the log."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._sums = dict.fromkeys(names, 0.0)
@@ -244,22 +243,22 @@ class _Losses:
         self._began = time.monotonic()
 
     def add(self, losses: Mapping[str, float]) -> None:
-        """Add those of one step."""
+        """Add the losses of one step."""
         self._steps += 1
         for name, loss in losses.items():
             self._sums[name] += loss
 
     def means(self) -> dict[str, float]:
-        """Their means. There is at least one step."""
+        """Return the mean losses. There must be at least one step."""
         return {name: total / self._steps for name, total in self._sums.items()}
 
     def seconds(self) -> float:
-        """Time since the line before."""
+        """Return the time since the last line, seconds."""
         return time.monotonic() - self._began
 
 
 def _log(folder: Path, run: elastic.Run, losses_since: _Losses, say: Callable[[str], None]) -> None:
-    """The mean losses since the line before: to the log, MalleTrain and the screen."""
+    """Report the mean losses since the last line: to the log, MalleTrain and the screen."""
     losses, seconds = losses_since.means(), losses_since.seconds()
     record = {
         "step": run.steps_done,

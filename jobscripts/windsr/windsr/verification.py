@@ -1,7 +1,7 @@
-"""How good an ensemble of fields is beyond its error: spread against skill, ranks, power by
-wavelength, tails. No I/O.
+"""Scores of an ensemble of fields besides its error: spread and skill, ranks, power by wavelength,
+tails. No I/O.
 
-Everything takes truth [n, H, W] and members [n, k, H, W] in m/s.
+All functions take truth [n, H, W] and members [n, k, H, W] in m/s.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TAILS = (0.01, 0.99, 0.999)
 
 
 def spread_skill(truth: NDArray[np.floating], members: NDArray[np.floating]) -> float:
-    """Spread of the members beside the error of their mean: 1 where the truth could be a member,
-    below 1 where the ensemble is too sure of itself.
+    """Return the spread of the members divided by the error of their mean: 1 if the members are
+    distributed like the truth, below 1 if they are too similar. NaN for one member.
 
     √((k + 1)/k · mean variance) / RMSE of the mean, which is 1 for k members and a truth from one
-    distribution (Fortin et al. 2014, J. Hydrometeorol. 15, eq. 15). NaN for one member.
+    distribution (Fortin et al. 2014, J. Hydrometeorol. 15, eq. 15).
     """
     k = members.shape[1]
     if k < 2:
@@ -35,9 +35,9 @@ def spread_skill(truth: NDArray[np.floating], members: NDArray[np.floating]) -> 
 def rank_histogram(
     truth: NDArray[np.floating], members: NDArray[np.floating]
 ) -> NDArray[np.float64]:
-    """Share of pixels by the truth's rank among the members, k + 1 shares: flat where the truth
-    could be a member, high at both ends where the ensemble is too narrow. Ties count half for each
-    side.
+    """Return the share of pixels by the rank of the truth among the members, k + 1 shares: equal if
+    the members are distributed like the truth, high at both ends if they are too similar. Ties
+    count half for each side.
     """
     k = members.shape[1]
     below = (members < truth[:, None]).sum(axis=1)
@@ -77,8 +77,8 @@ def spectrum(
 def fine_power(
     truth: NDArray[np.floating], made: NDArray[np.floating], spacing: float, factor: int
 ) -> float:
-    """Power of ``made`` [n, H, W] beside the truth's at the wavelengths that the coarse grid does
-    not hold (below two of its cells): 1 is right, 0 is none.
+    """Return the power of ``made`` [n, H, W] divided by the truth's, at wavelengths below the
+    resolution of the coarse grid (two of its cells).
     """
     wavelength, true = spectrum(truth, spacing)
     _, own = spectrum(made, spacing)
@@ -87,15 +87,16 @@ def fine_power(
 
 
 def tails(truth: NDArray[np.floating], made: NDArray[np.floating]) -> dict[str, float]:
-    """By quantile of :data:`TAILS`: that of ``made`` minus that of the truth, m/s."""
+    """Return quantile of :data:`TAILS` → its value in ``made`` minus that in the truth, m/s."""
     return {f"{q:g}": float(np.quantile(made, q) - np.quantile(truth, q)) for q in TAILS}
 
 
-def verified(
+def ensemble_scores(
     truth: NDArray[np.floating], members: NDArray[np.floating], spacing: float, factor: int
 ) -> dict[str, Any]:
-    """All of it: ``crps``, ``rmse`` and ``fine_power`` of the members' mean, ``rmse_member``,
-    ``fine_power_member`` and ``tails`` of the first member, ``spread_skill``, ``ranks``.
+    """Return all scores: ``crps``, ``rmse`` and ``fine_power`` of the members' mean;
+    ``rmse_member``, ``fine_power_member`` and ``tails`` of the first member; ``spread_skill``,
+    ``ranks``.
     """
     mean, first = members.mean(axis=1), members[:, 0]
     return {

@@ -1,8 +1,8 @@
-"""Whole fields instead of isolated patches: cut to whole coarse cells, made fine in one piece.
+"""Makes whole fields fine in one piece, cut to whole coarse cells.
 
-A patch that is made fine by itself lacks what is around it, which costs more than most methods
-gain. A field that is too large for one piece goes through :mod:`windsr.queue`, whose tiles have a
-halo.
+A patch that is made fine separately lacks its surroundings, which costs more accuracy than most
+methods gain. A field that is too large for one piece goes through :mod:`windsr.queue`, whose tiles
+have a halo.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from windsr.method import Draw, Method
 
 
 def cut(fields: Fields, factor: int) -> Fields:
-    """Without the last rows and columns that do not fill a coarse cell. Raises WindsrError when
-    nothing is left.
+    """Return the fields without the last rows and columns that do not fill a coarse cell. Raises
+    WindsrError if nothing remains.
     """
     rows, columns = (n // factor * factor for n in fields.terrain.shape)
     if not rows or not columns:
@@ -39,7 +39,7 @@ def cut(fields: Fields, factor: int) -> Fields:
 
 
 def coarse(fields: Fields, factor: int) -> torch.Tensor:
-    """[n, 1, h, w] m/s, the block means of fields that are whole cells (:func:`cut`)."""
+    """Return the block means of fields of whole cells (:func:`cut`), [n, 1, h, w] m/s."""
     return block_mean(torch.from_numpy(fields.wind[:, None]), factor)
 
 
@@ -51,8 +51,8 @@ def make_whole(
     base: torch.Tensor | None = None,
     **more: object,
 ) -> NDArray[np.float32]:
-    """[n, members, H, W] m/s, every coarse field [n, 1, h, w] in one piece. ``base`` and ``more``:
-    as :meth:`Method.predict` takes them.
+    """Return fine fields, [n, members, H, W] m/s, each made in one piece from a coarse field [n, 1,
+    h, w]. ``base`` and ``more``: see :meth:`Method.predict`.
     """
     device = next((p.device for net in method.nets.values() for p in net.parameters()), None)
     ground = torch.from_numpy(np.ascontiguousarray(terrain))[None, None].expand(

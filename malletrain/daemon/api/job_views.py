@@ -23,7 +23,7 @@ from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.step_times import Bottleneck, RankTimes, advice_with_measured_loaders
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
-from malletrain.daemon.api.service_costs import is_outlasted, pauses
+from malletrain.daemon.api.service_costs import nodes_outlast_start, plan_pauses
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
@@ -352,7 +352,7 @@ class JobViews:
                 ]
             )
             return f"{missing}{for_trainer}{pending or (why if refused else behind)}"
-        if not is_outlasted(self._state, job):
+        if not nodes_outlast_start(self._state, job):
             return "the nodes are expected to be gone before its processes would be ready"
         return f"others are served first{behind}"
 
@@ -510,7 +510,7 @@ class JobViews:
             points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in stated)
         else:
             points = _points(model, spec, settings.kappa)
-        cost = pauses(self._state, row.id) or model.cost
+        cost = plan_pauses(self._state, row.id) or model.cost
         interruptions = tuple(
             msgspec.convert(dict(i), InterruptionView) for i in profile.interruptions
         )

@@ -10,11 +10,11 @@ from dataclasses import replace
 from allocator import RescaleCost
 from malletrain.core.pools import Pool
 from malletrain.core.records import JobRecord
-from malletrain.core.start_costs import LastingNodes
+from malletrain.core.start_costs import LongLivedNodes
 from malletrain.daemon.engine.state import SiteState
 
 
-def is_outlasted(state: SiteState, job: JobRecord) -> bool:
+def nodes_outlast_start(state: SiteState, job: JobRecord) -> bool:
     """Return whether enough of the present nodes outlast a start of a job; True for a job that
     states no start cost.
     """
@@ -25,11 +25,11 @@ def is_outlasted(state: SiteState, job: JobRecord) -> bool:
     def may_use(pool: Pool) -> bool:
         return pool.owner == spec.owner and pool.is_of_class(spec.node_class)
 
-    lasting = LastingNodes(state.controller.state.usable)
+    lasting = LongLivedNodes(state.controller.state.usable)
     return lasting.suffice(job.start, job.nodes, job.smallest, may_use)
 
 
-def pauses(state: SiteState, job_id: str) -> RescaleCost | None:
+def plan_pauses(state: SiteState, job_id: str) -> RescaleCost | None:
     """Return the pauses with which plans count for an unfinished service or farm; None for other
     jobs.
     """

@@ -86,8 +86,9 @@ owner's job needs it more; its agent does not report; the node failed a health c
 PREEMPTED, TIME_LIMIT = "preempted", "its time limit was reached"
 """Stored end reasons of a lease that the main scheduler ended."""
 TIME_LIMIT_SLACK_S = 5.0
-"""Difference between the time limit of a lease and its notice up to which the limit is the reason
-of the notice, seconds: clocks differ, and a scheduler checks limits at intervals of its own.
+"""Maximum difference between the end by the time limit and the announced end of a lease for which
+the time limit counts as the reason of the notice, seconds. Clocks differ, and a scheduler checks
+limits at its own intervals.
 """
 MIN_HASTE_S = 1.0
 """A departure is hastened if the node should be free so much earlier than known, seconds."""

@@ -30,11 +30,11 @@ class SlotPrices:
         self._transactions = transactions
         text = state.store.slot_parts()
         self._parts = msgspec.json.decode(text, type=dict[str, float]) if text else {}
-        """Kind → the part of a host that a slot is, as far as polls have told."""
+        """Kind → part of a host that one slot of it has, according to the polls so far."""
         self._unknown: frozenset[str] = frozenset()
-        """Kinds whose price is not known, as the controller was told."""
+        """Kinds with an unknown price, as last reported to the controller."""
         self._polled = False
-        """Whether a poll has told the parts."""
+        """Whether a poll has reported these parts."""
 
     def restore(self) -> None:
         """Tell the controller the prices that are known. Call it before jobs and nodes are

@@ -133,7 +133,7 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
-    # They log every step of a start at level info.
+    # Other libraries log every step of a start at level info.
     for library in ("alembic", "asyncio", "sqlalchemy"):
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
 

@@ -14,7 +14,9 @@ from malletrain.streams import connection, server
 from tests.waiting import PATIENCE_S
 
 # All nodes are one process: where it stands still none of them is lost.
-connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_S = proxy.SETTLE_S = PATIENCE_S
+connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_TIMEOUT_S = proxy.REGISTRATION_WAIT_S = (
+    PATIENCE_S
+)
 KEY = b"a secret of the tests"
 MIB = 1 << 20
 

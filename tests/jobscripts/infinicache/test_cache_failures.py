@@ -177,14 +177,14 @@ def test_a_closed_cache_says_so():
         assert await cache.get("k") == b"x"
         cache.close()
         for call in (cache.get, cache.stat, cache.delete, lambda key: cache.put(key, b"")):
-            with pytest.raises(CacheError, match="This cache is closed; make another one"):
+            with pytest.raises(CacheError, match="This cache is closed; make a new one"):
                 await call("k")
 
         def use():
             closed = Cache([n.address for n in pool.nodes], KEY)
             closed.close()
             closed.close()
-            with pytest.raises(CacheError, match="This cache is closed; make another one"):
+            with pytest.raises(CacheError, match="This cache is closed; make a new one"):
                 closed.get("k")
 
         await asyncio.to_thread(use)

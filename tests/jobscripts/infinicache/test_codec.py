@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from infinicache import isal
 from infinicache.codec import (
-    BY_SIZE,
+    CODES_BY_SIZE,
     LARGE,
     Code,
     chunk_bytes,
@@ -68,7 +68,9 @@ def test_a_code_fits_the_pool_or_shrinks(d, p, nodes):
 
 
 def test_codes_by_size():
-    assert [code_for(limit - 1) for limit, _ in BY_SIZE] == [code for _, code in BY_SIZE]
+    assert [code_for(limit - 1) for limit, _ in CODES_BY_SIZE] == [
+        code for _, code in CODES_BY_SIZE
+    ]
     assert code_for(10**10) == LARGE
 
 

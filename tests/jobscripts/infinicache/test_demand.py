@@ -17,7 +17,7 @@ def played(stream, sizes, **options):
         read_distances.append(demand.read(key, float(t)))
         if key not in there:
             there.add(key)
-            demand.wrote(key, sizes[key], sizes[key], float(t))
+            demand.write(key, sizes[key], sizes[key], float(t))
     return demand, read_distances
 
 
@@ -82,11 +82,11 @@ def test_the_sample_is_bounded_and_the_slots_are_used_again():
         "long after the first slots were used up"
     )
     demand = KeyDemand(half_life_s=10.0)
-    demand.wrote("old", 1, 1, 0.0)
+    demand.write("old", 1, 1, 0.0)
     for t in range(40_000):
         demand.read("new", float(t))
         if t % 100 == 0:
-            demand.wrote("new", 1, 1, float(t))
+            demand.write("new", 1, 1, float(t))
     assert demand.read("old", 40_000.0) is None, "not used for a thousand half-lives"
 
 
@@ -95,7 +95,7 @@ def test_what_nobody_reads_any_more_fades():
     for t in range(1000):
         demand.read("k", float(t))
         if not t:
-            demand.wrote("k", 1000, 1000, 0.0)
+            demand.write("k", 1000, 1000, 0.0)
     busy = demand.curve(1000.0).at(1e9)[0]
     assert busy == pytest.approx(1.0, rel=0.05), "one read a second"
     assert demand.curve(1600.0).at(1e9)[0] == pytest.approx(busy / 64, rel=0.1)
@@ -103,7 +103,7 @@ def test_what_nobody_reads_any_more_fades():
 
 def test_what_was_deleted_is_no_hit():
     demand = KeyDemand()
-    demand.wrote("k", 10, 10, 0.0)
+    demand.write("k", 10, 10, 0.0)
     assert demand.read("k", 1.0) == 10
     demand.forget("k")
     assert demand.read("k", 2.0) is None

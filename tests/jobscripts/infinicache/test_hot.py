@@ -5,7 +5,7 @@ from infinicache import CacheError
 from infinicache.client import NearCache
 from infinicache.connection import Peers
 from infinicache.demand import worth
-from infinicache.hot import LEAST_READS, WINDOW_S, Heat, copy_name, copy_names, is_copy
+from infinicache.hot import MIN_READS, WINDOW_S, ReadLoad, copy_name, copy_names, is_copy
 from infinicache.proxies import Proxies
 
 from tests.jobscripts.infinicache.pool import KEY, MIB, Pool, until
@@ -112,24 +112,24 @@ def test_what_this_client_changes_while_it_reads_is_not_kept():
 
 
 def test_hot_is_what_makes_its_nodes_busier_than_the_others():
-    def heat(shares, reads=100):
-        made = Heat()
+    def read_load(shares, reads=100):
+        made = ReadLoad()
         for key, share in shares.items():
             for _ in range(reads * share):
                 made.read(key, 1000, 1.0)
         made.read("later", 1, 1.0 + WINDOW_S)
         return made
 
-    half = heat({"hot": 5, "cold": 5})
+    half = read_load({"hot": 5, "cold": 5})
     assert half.copies("hot", 10, 12, 32) == 0, "ten of 32 nodes serve half: 1.6 of the average"
     assert half.copies("hot", 1, 3, 32) == 3, "one node serves half"
     assert half.copies("hot", 10, 12, 100) == 2, "ten of a hundred serve half: 5 of the average"
     assert half.copies("hot", 10, 12, 24) == 0
     assert half.copies("cold", 1, 3, 2) == 0
-    assert heat({"hot": 1}, LEAST_READS - 1).copies("hot", 1, 3, 32) == 0, "too few reads to say"
-    assert Heat().copies("hot", 1, 3, 32) == 0
-    empty = Heat()
-    for _ in range(LEAST_READS + 1):
+    assert read_load({"hot": 1}, MIN_READS - 1).copies("hot", 1, 3, 32) == 0, "too few reads to say"
+    assert ReadLoad().copies("hot", 1, 3, 32) == 0
+    empty = ReadLoad()
+    for _ in range(MIN_READS + 1):
         empty.read("flag", 0, 1.0)
     empty.read("later", 0, 1.0 + WINDOW_S)
     assert empty.copies("flag", 1, 3, 32) == 0, "an object without bytes makes no node busy"
@@ -141,11 +141,11 @@ def test_a_hot_object_is_read_from_more_nodes_and_never_from_an_old_copy():
         proxy = pool.nodes[0].proxy
         async with pool.cache(code=(2, 1)) as cache:
             now = [0.0]
-            read = proxy.heat.read
-            proxy.heat.read = lambda key, size, _: read(key, size, now[0])
+            read = proxy.read_load.read
+            proxy.read_load.read = lambda key, size, _: read(key, size, now[0])
             await cache.put("k", data(1000))
             first = set((await cache.stat("k")).nodes.values())
-            for _ in range(LEAST_READS + 1):
+            for _ in range(MIN_READS + 1):
                 await cache.get("k")
             now[0] += WINDOW_S
             version = (await cache.stat("k")).version
@@ -167,7 +167,7 @@ def test_a_hot_object_is_read_from_more_nodes_and_never_from_an_old_copy():
             await cache.put("k", data(1000, 1))
             assert [await cache.get("k") for _ in range(20)] == [data(1000, 1)] * 20
             assert not any(is_copy(key) and str(version) in key for key in proxy.table.objects)
-            with pytest.raises(CacheError, match="the cache's own"):
+            with pytest.raises(CacheError, match="reserved for the cache"):
                 await cache.put(copy_name("k", version, 1), b"x")
 
     run(work)

@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 from infinicache.entries import PoolNode
-from infinicache.placement import NO_PROSPECT, Prospect, bonds_of, choose
+from infinicache.placement import NO_PROSPECT, Prospect, choose, departure_groups_of
 from infinicache.proxy import NodeArrivals, peer_of
 
 
@@ -20,7 +20,7 @@ def test_chunks_go_to_nodes_that_last():
 
 def test_among_equals_a_rack_that_goes_takes_as_few_chunks_as_can_be():
     prospects = {
-        f"r{rack}n{i}": Prospect(600.0 + i, bonds_of(f"r{rack}n{i}", f"{i}"))
+        f"r{rack}n{i}": Prospect(600.0 + i, departure_groups_of(f"r{rack}n{i}", f"{i}"))
         for rack in range(3)
         for i in range(4)
     }
@@ -44,7 +44,10 @@ def test_among_equals_the_emptiest():
     st.integers(0, 12),
 )
 def test_as_many_distinct_nodes_as_there_are(nodes, count):
-    prospects = {a: Prospect(lasts, tuple(bonds)) for a, (lasts, bonds) in nodes.items()}
+    prospects = {
+        a: Prospect(lasts, tuple(departure_groups))
+        for a, (lasts, departure_groups) in nodes.items()
+    }
     choice = chosen(prospects, count)
     assert len(choice) == len(set(choice)) == min(count, len(nodes))
     assert set(choice) <= set(nodes)
@@ -52,14 +55,14 @@ def test_as_many_distinct_nodes_as_there_are(nodes, count):
 
 def test_who_came_first_is_expected_to_stay_unless_the_site_foretells():
     arrivals = NodeArrivals()
-    arrivals.came("a", "rack1n01", 300.0, 1000.0)
-    arrivals.came("b", "rack1n02", 0.0, 1000.0)
+    arrivals.add("a", "rack1n01", 300.0, 1000.0)
+    arrivals.add("b", "rack1n02", 0.0, 1000.0)
     assert arrivals.prospect("a", 1000.0).lasts_s == 300.0
     assert arrivals.prospect("b", 1060.0).lasts_s == 60.0
-    assert set(arrivals.prospect("a", 0.0).bonds) & set(arrivals.prospect("b", 0.0).bonds) == {
-        "rack rack1n"
-    }
-    arrivals.came("a", "rack1n01", 0.0, 2000.0)
+    assert set(arrivals.prospect("a", 0.0).departure_groups) & set(
+        arrivals.prospect("b", 0.0).departure_groups
+    ) == {"rack rack1n"}
+    arrivals.add("a", "rack1n01", 0.0, 2000.0)
     assert arrivals.prospect("a", 1100.0).lasts_s == 400.0, "registered anew, it is no newcomer"
     arrivals.update_lifetimes({"b": 7200.0}, 1100.0)
     assert arrivals.prospect("b", 1100.0).lasts_s == 7200.0
@@ -70,7 +73,9 @@ def test_who_came_first_is_expected_to_stay_unless_the_site_foretells():
 
 def test_copies_are_kept_by_a_node_that_does_not_leave_with_it():
     nodes = {
-        name: PoolNode(1, prospect=Prospect(1.0, bonds_of(name, "0" if name < "s" else "9")))
+        name: PoolNode(
+            1, prospect=Prospect(1.0, departure_groups_of(name, "0" if name < "s" else "9"))
+        )
         for name in ("r1", "r2", "q1", "s1")
     }
     assert peer_of(nodes, "r1", None) == "s1", "of another rack, and come at another time"

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from infinicache.service import LEAST, at, differs, keep_telling
+from infinicache.service import MIN_VALUE, at, has_changed, report_values
 
 from tests.jobscripts.infinicache.pool import until
 from tests.jobscripts.infinicache.test_cache import data, run
@@ -27,16 +27,16 @@ def test_between_sizes_it_is_read_off_as_a_plan_does():
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ({}, {1: LEAST}, True),
+        ({}, {1: MIN_VALUE}, True),
         ({1: 10.0}, {1: 10.5}, False),
         ({1: 10.0}, {1: 12.0}, True),
         ({4: 40.0}, {2: 20.0, 4: 40.0}, False),
         ({4: 40.0}, {2: 40.0}, True),
-        ({1: LEAST}, {1: LEAST}, False),
+        ({1: MIN_VALUE}, {1: MIN_VALUE}, False),
     ],
 )
 def test_only_a_change_that_matters_is_said_anew(old, new, expected):
-    assert differs(old, new) is expected
+    assert has_changed(old, new) is expected
 
 
 def test_one_process_speaks_for_all_of_what_clients_read_again():
@@ -47,7 +47,7 @@ def test_one_process_speaks_for_all_of_what_clients_read_again():
             for i in range(5):
                 await cache.put(f"k{i}", data(10_000, i))
             tasks = [
-                asyncio.create_task(keep_telling(n, g, 1e9, every_s=0.01, observed_s=0.0))
+                asyncio.create_task(report_values(n, g, 1e9, every_s=0.01, observed_s=0.0))
                 for n, g in zip(pool.nodes, groups, strict=True)
             ]
 
@@ -55,7 +55,7 @@ def test_one_process_speaks_for_all_of_what_clients_read_again():
                 return groups[0].calls
 
             first = await until(something, "it says what there is")
-            assert first[0] == {1: LEAST}, "nobody has read anything again"
+            assert first[0] == {1: MIN_VALUE}, "nobody has read anything again"
 
             async def more():
                 for i in range(5):

@@ -213,7 +213,7 @@ async def test_a_refusal_says_which_limit():
         result = await live.submit(order("r2")).result()
         assert result.state is RequestState.REFUSED
         assert result.refusal.retry_after_s > 0
-        with pytest.raises(ValueError, match="is there already"):
+        with pytest.raises(ValueError, match="exists already"):
             live.submit(order("r1"))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from windsr import WindsrError
 from windsr.assimilate import (
-    LARGEST,
+    MAX_RADIUS,
     Thresholds,
     WindObservation,
     assimilate,
@@ -77,7 +77,7 @@ def test_larger_thresholds_never_make_the_radius_smaller(seed, one, other):
     low, high = sorted((one, other))
     small = impact_radius(terrain, wind, 10, 10, Thresholds(low, low / 50))
     large = impact_radius(terrain, wind, 10, 10, Thresholds(high, high / 50))
-    assert 1 <= small <= large <= LARGEST
+    assert 1 <= small <= large <= MAX_RADIUS
 
 
 @given(observations, radii)

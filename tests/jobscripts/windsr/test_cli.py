@@ -85,7 +85,7 @@ def test_observations_go_into_what_the_model_sees(trained, capsys):
     model, stations = trained / "run" / "model.safetensors", trained / "stations.csv"
     words = ("--model", model, "--members", 1, "--observations", stations, "--radius", 3, *SMALL)
     run("sample", trained / "observed", *words)
-    assert "brought 2 observations into what the model sees" in capsys.readouterr().out
+    assert "brought 2 observations into the input of the model" in capsys.readouterr().out
     before = output.read(trained / "drawn" / "samples.nc")
     after = output.read(trained / "observed" / "samples.nc")
     assert after.mask[0].max() == 1

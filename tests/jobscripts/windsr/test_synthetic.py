@@ -57,7 +57,7 @@ def test_fields_follow_from_the_seed_and_look_like_wind():
     assert len(np.unique(one.days)) == 2
     assert 1 < one.wind.mean() < 20
     assert one.terrain.min() == 0
-    assert np.mean(one.terrain == 0) == pytest.approx(synthetic.SEA, abs=0.03)
+    assert np.mean(one.terrain == 0) == pytest.approx(synthetic.SEA_SHARE, abs=0.03)
 
 
 def test_without_relief_the_wind_is_nearly_even():

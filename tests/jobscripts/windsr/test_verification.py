@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from windsr.verification import fine_power, rank_histogram, spectrum, spread_skill, tails, verified
+from windsr.verification import (
+    ensemble_scores,
+    fine_power,
+    rank_histogram,
+    spectrum,
+    spread_skill,
+    tails,
+)
 
 
 def drawn(members: int, width: float = 1.0, seed: int = 0):
@@ -64,7 +71,7 @@ def test_tails_are_differences_of_quantiles():
 
 def test_all_of_it_is_said_of_one_member_too():
     truth, members = drawn(1)
-    scores = verified(truth, members, 2000.0, 8)
+    scores = ensemble_scores(truth, members, 2000.0, 8)
     assert scores["members"] == 1
     assert scores["rmse"] == scores["rmse_member"]
     assert scores["crps"] == pytest.approx(np.abs(members[:, 0] - truth).mean())

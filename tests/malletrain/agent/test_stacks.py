@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from malletrain.agent.stacks import StackReader, holders, ready, state_of
+from malletrain.agent.stacks import StackReader, handles_signal, stack_file_holders, state_of
 from malletrain.protocol import env
 from malletrain.protocol.messages import ShowStacks
 from tests.waiting import PATIENCE_S, until
@@ -103,22 +103,24 @@ def test_a_worker_that_is_stopped_is_told_by_what_the_kernel_says(start, tmp_pat
 def test_only_who_offered_is_asked(start, tmp_path):
     worker = start("call")
     (tmp_path / f"stacks.{os.getpid()}").touch()  # no offer: the signal would end this process
-    assert set(holders(tmp_path).values()) == {worker.pid}
-    assert ready(worker.pid)
-    assert not ready(os.getpid())
-    assert not ready(2**22 + 1)
+    assert set(stack_file_holders(tmp_path).values()) == {worker.pid}
+    assert handles_signal(worker.pid)
+    assert not handles_signal(os.getpid())
+    assert not handles_signal(2**22 + 1)
 
 
 def test_a_child_of_a_worker_is_no_worker(start, tmp_path):
     worker = start("child")
     worker.wait()
-    until(lambda: not holders(tmp_path), "the child has closed the file")
+    until(lambda: not stack_file_holders(tmp_path), "the child has closed the file")
 
 
 def test_a_worker_whose_parent_was_one_offers_too(start, tmp_path):
     worker = start("forked")
-    until(lambda: holders(tmp_path) or worker.poll() is not None, "it has offered or ended")
-    assert ready(worker.pid)
+    until(
+        lambda: stack_file_holders(tmp_path) or worker.poll() is not None, "it has offered or ended"
+    )
+    assert handles_signal(worker.pid)
 
 
 def test_what_is_no_file_of_stacks_holds_up_nobody(start, tmp_path):
@@ -128,6 +130,6 @@ def test_what_is_no_file_of_stacks_holds_up_nobody(start, tmp_path):
     (tmp_path / "stacks.\u00b2").touch()
     (tmp_path / "stacks.8").symlink_to(tmp_path / "flags")
     try:
-        assert set(holders(tmp_path).values()) == {worker.pid}
+        assert set(stack_file_holders(tmp_path).values()) == {worker.pid}
     finally:
         os.close(reader)

@@ -14,7 +14,7 @@ from malletrain.api.client import Client
 from malletrain.api.job import Job
 from malletrain.api.options import SubmitOptions
 from malletrain.cli import main
-from malletrain.cli.moments import moment
+from malletrain.cli.past_times import past_time
 from malletrain.protocol.bounds import JOB_ID
 from tests.malletrain.cli.fake_daemon import detail, event_view, job_view, log_view
 
@@ -138,14 +138,14 @@ def test_moments(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:
-        assert moment("2026-01-31T08:00") == 1769846400.0
-        assert moment("1970-01-02") == 86400.0
+        assert past_time("2026-01-31T08:00") == 1769846400.0
+        assert past_time("1970-01-02") == 86400.0
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert abs(time.time() - 120 - moment("2 min")) < 60
+    assert abs(time.time() - 120 - past_time("2 min")) < 60
     with pytest.raises(click.BadParameter, match="how long ago"):
-        moment("yesterday")
+        past_time("yesterday")
 
 
 def test_what_is_left_of_a_job_is_copied(run, daemon, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 
 from malletrain.identity.keys import user_name
 from malletrain.protocol import env, messages
-from malletrain.submission.again import again, requeued
 from malletrain.submission.error import SpecError
+from malletrain.submission.resubmission import requeued, resubmitted
 from tests.malletrain.cli.fake_daemon import detail, job_view
 
 OLD = messages.JobSpec(
@@ -19,14 +19,14 @@ OLD = messages.JobSpec(
 
 
 def test_a_job_once_more():
-    same = again(OLD, "j7", (), now=10.0)
+    same = resubmitted(OLD, "j7", (), now=10.0)
     assert same.env == {"A": "b", env.RESUME_FROM: "j7"}
     assert (same.key, same.after, same.deadline, same.work) == ("", (), 50.0, 1e6)
     original = msgspec.structs.replace(
         same, key="once", after=("j3",), env=OLD.env, owner=OLD.owner
     )
     assert original == OLD
-    longer = again(OLD, "j7", ("--epochs", "120"), now=60.0)
+    longer = resubmitted(OLD, "j7", ("--epochs", "120"), now=60.0)
     assert longer.args == ("--epochs", "90", "--epochs", "120")
     assert longer.deadline is None
     assert longer.work is None

@@ -17,7 +17,7 @@ from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.start_costs import (
     MAX_MEASURED,
-    LastingNodes,
+    LongLivedNodes,
     StartCost,
     charged_s,
     expected_start_s,
@@ -68,13 +68,13 @@ def horizons(*values, node_class="default"):
 
 def test_a_job_may_have_its_own_nodes_and_those_that_outlast_a_start():
     nodes = {**horizons(50.0, 400.0, 61.0, None), "other": NodeInfo(Pool("fat"), 900.0)}
-    terms = LastingNodes(nodes).terms(Pool("default"), (), 60.0, 120.0, BASE)
+    terms = LongLivedNodes(nodes).terms(Pool("default"), (), 60.0, 120.0, BASE)
     assert terms.limit == 3
     # the middle one of those that last stays for 400 s: longer than what a start is charged over
     assert terms.cost == RescaleCost(1.0, 1.0, start_s=30.0, join_s=30.0)
-    beside = LastingNodes(nodes).terms(Pool("default"), ("n0", "n2"), 60.0, 120.0, BASE)
+    beside = LongLivedNodes(nodes).terms(Pool("default"), ("n0", "n2"), 60.0, 120.0, BASE)
     assert beside.limit == 4, "n0 is loaded already"
-    assert LastingNodes(nodes).terms(Pool("thin"), (), 60.0, 120.0, BASE).limit == 0
+    assert LongLivedNodes(nodes).terms(Pool("thin"), (), 60.0, 120.0, BASE).limit == 0
 
 
 def plan(candidates, nodes):

@@ -70,13 +70,13 @@ def test_after_the_calm_a_trace_is_what_it_was():
     trace = Trace.validated(
         [0.0, 0.0, 3.0, 5.0], [0, 2, 0, 1], [True, True, False, True], ["a", "b", "c"], 9.0
     )
-    later = plan.after_calm(trace, 20.0)
+    later = plan.with_calm_start(trace, 20.0)
     assert (later.names, later.duration_s) == (trace.names, 29.0)
     assert later.idle_at(0.0).all()
     assert later.idle_at(19.9).all()
     for t in (0.0, 2.9, 3.0, 5.0, 9.0):
         assert later.idle_at(20.0 + t).tolist() == trace.idle_at(t).tolist()
-    assert plan.after_calm(trace, 0.0) is trace
+    assert plan.with_calm_start(trace, 0.0) is trace
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,8 +12,14 @@ import zmq
 
 from malletrain.memory.folder import MemoryFolder, private_folder
 from malletrain.memory.keeper import Keeper
+from malletrain.memory.keeper_messages import (
+    PIECE,
+    Answer,
+    KeeperRequest,
+    keys,
+    remove_queue_limits,
+)
 from malletrain.memory.peers import PeerError, RemoteKeeper
-from malletrain.memory.speech import PIECE, Answer, Ask, keys, remove_queue_limits
 from tests.waiting import PATIENCE_S, until
 
 SECRET = b"s" * 32
@@ -166,7 +172,7 @@ class Talk:
         self.socket.connect(f"tcp://{node.keeper.address}")
 
     def ask(self, verb, data=b"", **fields):
-        ask = Ask(1, verb, NAME, **fields)
+        ask = KeeperRequest(1, verb, NAME, **fields)
         self.socket.send_multipart([msgspec.msgpack.encode(ask), data])
         assert self.socket.poll(int(PATIENCE_S * 1000))
         return msgspec.msgpack.decode(self.socket.recv_multipart()[0], type=Answer).trouble

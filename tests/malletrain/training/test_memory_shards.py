@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from malletrain.memory.folder import SHARED_MEMORY, MemoryFolder
 from malletrain.memory.keeper import Keeper
-from malletrain.training.memory_moment import CompleteSnapshot, Moment
+from malletrain.training.memory_choice import CompleteSnapshot, SnapshotTime
 from malletrain.training.memory_shards import RemoteShards, fetching_reader
 from malletrain.training.memory_tier import MemoryTier
 from malletrain.training.shard_files import METADATA
@@ -27,7 +27,7 @@ from tests.malletrain.training.test_shard_reader import (
 
 SECRET = bytes.fromhex("5e" * 32)
 LABEL = "0123456789abcdef"
-MOMENT = Moment(3, 40, 1, 0)
+MOMENT = SnapshotTime(3, 40, 1, 0)
 ROWS, COLUMNS = 256, 1024
 
 

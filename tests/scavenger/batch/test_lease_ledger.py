@@ -75,12 +75,12 @@ def job(state, lease_id="l1", reason="", **options):
 )
 def test_what_becomes_of_a_lease(one, hold, node_holds, state, reason, cancelled):
     made = books()
-    [lease], unwanted = made.look({"l1": one}, hold, node_holds, NOW)
+    [lease], unwanted = made.update({"l1": one}, hold, node_holds, NOW)
     assert (lease.state, lease.reason) == (state, reason)
     assert unwanted == ([one] if cancelled else [])
     assert lease.gone_at is None or lease.state is RUNNING
     if state is ENDED and one.alive:
-        [again], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 5)
+        [again], unwanted = made.update({"l1": job(RUNNING)}, "", {}, NOW + 5)
         assert (again.state, again.reason) == (ENDED, reason), (
             "what was given up stays given up, should its job start all the same"
         )
@@ -91,9 +91,9 @@ def test_what_was_given_up_is_cancelled_should_it_turn_up_and_forgotten_at_last(
     made = books()
     made.give_up("l1", "no answer", NOW)
     made.give_up("l1", "given back", NOW + 1)
-    [lease], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 2)
+    [lease], unwanted = made.update({"l1": job(RUNNING)}, "", {}, NOW + 2)
     assert (lease.state, lease.reason, len(unwanted)) == (ENDED, "no answer", 1)
-    made.look({}, "", {}, NOW + RECORD_LIFETIME_S)
+    made.update({}, "", {}, NOW + RECORD_LIFETIME_S)
     assert made.given_up == {}
 
 
@@ -101,7 +101,7 @@ def test_how_many_more_there_may_be():
     made = books(max_leases=3)
     assert made.room(1, NOW) == (2, "the configuration allows 3 leases")
     assert books().room(1000, NOW) is None
-    made.look({"l1": job(RUNNING), "l2": job(ENDED, "l2")}, "", {}, NOW)
+    made.update({"l1": job(RUNNING), "l2": job(ENDED, "l2")}, "", {}, NOW)
     made.limit_reached("me", "QOSMaxSubmitJobPerUserLimit", NOW)
     assert (
         made.refusal("me", NOW)
@@ -137,13 +137,13 @@ def test_leases_that_are_accepted_beside_a_refusal_count_for_the_limit():
     made.submissions_ended()
     assert made.refusal("me", NOW).startswith("Slurm refuses more jobs of ours for now")
     assert made.room(3, NOW, "me")[0] == 0
-    made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")}, "", {}, NOW + 1)
+    made.update({"l1": job(RUNNING), "l2": job(RUNNING, "l2")}, "", {}, NOW + 1)
     assert made.refusal("me", NOW + 1) == "", "one has ended, and another can take its place"
 
 
 def test_a_limit_of_one_user_stops_no_other():
     made = books(max_leases=3)
-    made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")._replace(user="ann")}, "", {}, NOW)
+    made.update({"l1": job(RUNNING), "l2": job(RUNNING, "l2")._replace(user="ann")}, "", {}, NOW)
     made.limit_reached("ann", "AssocMaxSubmitJobLimit", NOW)
     assert (
         made.refusal("ann", NOW + 59)
@@ -162,9 +162,9 @@ def test_a_limit_of_one_user_stops_no_other():
 )
 def test_what_ended_once_stays_ended(meanwhile, then):
     made = books()
-    made.look({"l1": job(RUNNING, handle="7_1")}, "", {}, NOW)
-    made.look(meanwhile, "", {}, NOW + 5)
-    [lease], unwanted = made.look({"l1": then}, "", {}, NOW + 10)
+    made.update({"l1": job(RUNNING, handle="7_1")}, "", {}, NOW)
+    made.update(meanwhile, "", {}, NOW + 5)
+    [lease], unwanted = made.update({"l1": then}, "", {}, NOW + 10)
     assert (lease.state, len(unwanted)) == (ENDED, 1)
 
 
@@ -206,9 +206,9 @@ def test_whose_a_lease_is_stays_known_while_its_job_is_there():
     made.know("l1", "ann", NOW)
     made.know("l2", "ann", NOW)
     for later in range(0, 3 * int(RECORD_LIFETIME_S), 600):
-        made.look({"l1": job(PENDING)}, "", {}, NOW + later)
+        made.update({"l1": job(PENDING)}, "", {}, NOW + later)
     assert (made.user_of("l1"), made.user_of("l2")) == ("ann", "me")
-    made.look({}, "", {}, NOW + later + RECORD_LIFETIME_S)
+    made.update({}, "", {}, NOW + later + RECORD_LIFETIME_S)
     assert made.user_of("l1") == "me"
 
 
@@ -227,7 +227,7 @@ def test_no_lease_comes_back_and_every_one_that_ended_for_us_is_cancelled(looks)
             )
             for i, (state, waited, lost, ending) in enumerate(rows)
         }
-        leases, unwanted = made.look(jobs, "held" if hold else "", {}, now)
+        leases, unwanted = made.update(jobs, "held" if hold else "", {}, now)
         assert [lease.id for lease in leases] == list(jobs)
         ended = {lease.id for lease in leases if lease.state is ENDED}
         assert over & jobs.keys() <= ended
@@ -256,11 +256,11 @@ def test_a_user_who_stays_at_a_limit_is_asked_for_more_and_more_rarely():
 def test_a_limit_counts_only_while_there_are_as_many_leases_as_it_allows():
     made = books()
     two = {f"l{i}": job(RUNNING, f"l{i}") for i in (1, 2)}
-    made.look(two, "", {}, NOW)
+    made.update(two, "", {}, NOW)
     made.limit_reached("me", "full", NOW)
-    made.look({**two, "l2": job(RUNNING, "l2")}, "", {}, NOW + 5)
+    made.update({**two, "l2": job(RUNNING, "l2")}, "", {}, NOW + 5)
     assert made.refusal("me", NOW + 5)
-    made.look({**two, "l2": job(ENDED, "l2")}, "", {}, NOW + 10)
+    made.update({**two, "l2": job(ENDED, "l2")}, "", {}, NOW + 10)
     assert (made.refusal("me", NOW + 10), made.backing_off_s(NOW + 10)) == ("", 0)
     assert made.room(1, NOW + 10, "me") is None
 
@@ -284,24 +284,24 @@ def test_refused_submissions_have_a_back_off_of_their_own_and_one_refusal_may_be
 
 def test_a_job_that_one_answer_lacked_is_a_lease_still():
     ledger = books()
-    ledger.look({"l1": job(RUNNING)}, "", {}, NOW)
-    assert ledger.look({}, "", {}, NOW + 1)[0] == ()
-    leases, cancelled = ledger.look({"l1": job(RUNNING)}, "", {}, NOW + 2)
+    ledger.update({"l1": job(RUNNING)}, "", {}, NOW)
+    assert ledger.update({}, "", {}, NOW + 1)[0] == ()
+    leases, cancelled = ledger.update({"l1": job(RUNNING)}, "", {}, NOW + 2)
     assert [lease.state for lease in leases] == [RUNNING]
     assert cancelled == []
 
 
 def test_another_job_in_its_place_is_none_and_neither_is_one_that_was_given_up():
     ledger = books()
-    ledger.look({"l1": job(RUNNING)}, "", {}, NOW)
-    ledger.look({}, "", {}, NOW + 1)
+    ledger.update({"l1": job(RUNNING)}, "", {}, NOW)
+    ledger.update({}, "", {}, NOW + 1)
     other = job(RUNNING)._replace(handle="8")
-    leases, cancelled = ledger.look({"l1": other}, "", {}, NOW + 2)
+    leases, cancelled = ledger.update({"l1": other}, "", {}, NOW + 2)
     assert [lease.state for lease in leases] == [ENDED]
     assert cancelled == [other]
     ledger = books()
-    ledger.look({"l1": job(RUNNING)}, "", {}, NOW)
+    ledger.update({"l1": job(RUNNING)}, "", {}, NOW)
     ledger.give_up("l1", "it was given back", NOW)
-    ledger.look({}, "", {}, NOW + 1)
-    [lease] = ledger.look({"l1": job(RUNNING)}, "", {}, NOW + 2)[0]
+    ledger.update({}, "", {}, NOW + 1)
+    [lease] = ledger.update({"l1": job(RUNNING)}, "", {}, NOW + 2)[0]
     assert (lease.state, lease.reason) == (ENDED, "it was given back")

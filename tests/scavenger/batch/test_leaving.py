@@ -2,7 +2,7 @@
 
 import pytest
 
-from scavenger.batch.ending import must_leave
+from scavenger.batch.lease_ender import must_leave
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import Lease, LeaseState
 

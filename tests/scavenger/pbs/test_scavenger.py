@@ -60,7 +60,7 @@ def test_while_pbs_takes_leases_back_no_other_is_asked_for(world):
     polled = one.poll()
     assert polled.gaps == ()
     assert "took leases back" in why(polled, "n2")["hold"]
-    assert one.poll_again_s(one.look(), 0.01) == 2.0, "it may soon be over"
+    assert one.poll_again_s(one.read_state(), 0.01) == 2.0, "it may soon be over"
     [refused] = one.take([request(2)])
     assert "took leases back" in refused.reason
     made.later += 2 * NEVER_S

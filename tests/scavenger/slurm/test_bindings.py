@@ -13,7 +13,7 @@ from scavenger.batch.calls import SILENT
 from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module, node_group, read
-from scavenger.slurm.due import tasks_at_once
+from scavenger.slurm.due_jobs import tasks_at_once
 from scavenger.slurm.source import SlurmCommandSource, source_for
 from tests.waiting import PATIENCE_S
 

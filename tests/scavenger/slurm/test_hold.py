@@ -15,7 +15,7 @@ class Watch:
 
     def look(self, now, state="idle", given_up=(), due=(), **jobs):
         facts = {"n1": NodeFacts("n1", state, idle=state == "idle")}
-        return self.hold.look(jobs, given_up, facts, due, 5.0, now)
+        return self.hold.update(jobs, given_up, facts, due, 5.0, now)
 
 
 def test_a_lease_whose_end_is_brought_forward_holds_all_others():

@@ -93,7 +93,7 @@ class Queue:
         )
         jobs = read_jobs(lines, "MARK", PREFIX)
         own = {job.name[len(PREFIX) :]: job for job in jobs.ours}
-        result = self.watch.look(
+        result = self.watch.update(
             jobs.pending, own, SlurmLeaseOptions(account="phys"), "me", float(now)
         )
         return bool(result.hold), result.needed_leases

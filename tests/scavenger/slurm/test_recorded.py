@@ -12,7 +12,7 @@ import pytest
 from scavenger.batch.slots import CPUS, MEMORY_MB
 from scavenger.interface import LeaseState
 from scavenger.slurm.associations import parse_associations
-from scavenger.slurm.due import due_jobs
+from scavenger.slurm.due_jobs import due_jobs
 from scavenger.slurm.hosts import read_hosts
 from scavenger.slurm.parse import (
     SlurmJobTable,

@@ -48,12 +48,12 @@ def test_a_node_is_a_gap_after_its_backfill_turn(slurm):
 
 def test_polls_follow_the_backfill_cycle_and_the_time_they_take(slurm):
     scavenger = slurm.scavenger(poll_interval_s=1.0)
-    assert scavenger.poll_again_s(scavenger.look(), 0.01) == 1.0
-    assert scavenger.poll_again_s(scavenger.look(), 3.0) == 5.0, "one slow answer"
-    assert scavenger.poll_again_s(scavenger.look(), 3.0) == 10.0, "and another one"
+    assert scavenger.poll_again_s(scavenger.read_state(), 0.01) == 1.0
+    assert scavenger.poll_again_s(scavenger.read_state(), 3.0) == 5.0, "one slow answer"
+    assert scavenger.poll_again_s(scavenger.read_state(), 3.0) == 10.0, "and another one"
     slurm.file("config", world.CONFIG.replace("bf_interval=2", "bf_interval=60"))
     slurm.now += 400
-    assert scavenger.poll_again_s(scavenger.look(), 0.01) == 15.0
+    assert scavenger.poll_again_s(scavenger.read_state(), 0.01) == 15.0
     assert scavenger.poll().poll_again_s >= 15.0
 
 
@@ -182,7 +182,7 @@ def test_leases_are_asked_to_leave_for_a_job_that_slurm_lets_wait(slurm):
     polled = scavenger.poll()
     assert polled.gaps == ()
     assert "about to start job 5, which needs 3 nodes" in why(polled, "n1")["hold"]
-    assert scavenger.poll_again_s(scavenger.look(), 0.01) <= 2.0
+    assert scavenger.poll_again_s(scavenger.read_state(), 0.01) <= 2.0
     assert slurm.tools.calls("scancel") == [], "Slurm may be just starting it"
     slurm.now += 2.5
     scavenger.poll()
@@ -284,7 +284,7 @@ def test_the_environment_of_commands():
 def test_a_mass_cancel_puts_off_no_regular_poll(slurm):
     one = slurm.ready()
     one.commands.calls.count("scancel", "ok", requests=200)
-    assert one.poll_again_s(one.look(), 0.01) == one.settings.poll_interval_s
+    assert one.poll_again_s(one.read_state(), 0.01) == one.settings.poll_interval_s
     assert (one.poll().max_new_leases, one.contact().poll_after_s > 5) == (0, True)
 
 

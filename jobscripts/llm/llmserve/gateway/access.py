@@ -1,6 +1,4 @@
-"""Finds out which user sends a request, and for which application and interaction, from its
-headers.
-"""
+"""Determines the user, the application and the interaction of a request from its headers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class OpenRequest:
     gateway_order: GatewayOrder
     stream: AnswerStream
     observe_tbt: Callable[[float], None]
-    """Takes the seconds between two tokens."""
+    """Called with the seconds between two tokens."""
     interruption: ApiRefusal | None = None
     """Why the gateway has ended it; None: the gateway has not."""
 
@@ -173,7 +173,7 @@ class Admission:
         raise limit_refusal(refusal)
 
     def _observe(self, opened: OpenRequest, result: AnswerResult) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         del self._open[opened.name]
         self._counts[opened.caller.user] -= 1
         if not self._counts[opened.caller.user]:

@@ -21,11 +21,11 @@ from llmserve.gateway.responses import json_response
 from llmserve.openai_messages import ApiRefusal
 
 FORM_BYTES = 64 << 10
-"""Size of a form beside its file."""
+"""Maximum size of a form without its file, bytes."""
 MAX_PAGE = 100
 """Maximum number of entries in one answer."""
 MAX_CREATE_BYTES = 64 << 10
-"""Maximum size of the description of a batch."""
+"""Maximum size of the description of a batch, bytes."""
 
 
 class _Create(msgspec.Struct):
@@ -146,7 +146,7 @@ def _no(kind: str, name: str) -> ApiRefusal:
 
 
 def _page(request: Request, stored: Sequence[StoredFile] | Sequence[StoredBatch]) -> Response:
-    """A part of a list: ``limit`` entries after the one that ``after`` names."""
+    """Return a part of a list: ``limit`` entries after the one named by ``after``."""
     after, limit = request.query_params.get("after"), request.query_params.get("limit", "")
     names = [each.id for each in stored]
     start = names.index(after) + 1 if after in names else 0
@@ -164,7 +164,7 @@ def _page(request: Request, stored: Sequence[StoredFile] | Sequence[StoredBatch]
 
 
 async def _uploaded(request: Request, limit: int) -> tuple[str, str, bytes]:
-    """Name, purpose and content of the file of a form."""
+    """Return name, purpose and content of the file of a form."""
     size = 0
 
     async def receive() -> Message:

@@ -40,7 +40,7 @@ SAVE_S = 0.2
 RETRY_S = 5.0
 """Seconds after which the database is tried again."""
 NO_ANSWER = ("gateway_stops", "cancelled")
-"""Codes of refusals because of the gateway, not because of the line."""
+"""Codes of refusals that are due to the gateway."""
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class BatchRunner:
             event.set()
 
     async def _cancel_revoked(self) -> None:
-        """Cancel the batches of users who are shut out."""
+        """Cancel the batches of users whose keys are all revoked."""
         revoked = {user for user in set(self._users.values()) if self._access.is_shut_out(user)}
         for name, user in list(self._users.items()):
             event = self._cancelled.get(name)
@@ -145,7 +145,7 @@ class _BatchWork:
         self._caller = Caller(batch.user, "", batch.application)
         self._answers: deque[LineAnswer] = deque()
         self._is_interrupted = False
-        """Whether the gateway is stopping: the next one continues the batch."""
+        """Whether the gateway is stopping. Its next process continues the batch."""
 
     async def run(self) -> None:
         saver = asyncio.create_task(self._save_often())
@@ -203,7 +203,7 @@ class _BatchWork:
     async def _answer(
         self, line: OpenLine, lines: BatchQueue[OpenLine]
     ) -> dict[str, object] | None:
-        """The body of an answer; None: the line was put behind the others."""
+        """Return the body of an answer; None: the line was moved behind the others."""
         gateway_order = read_order(
             line.body, self._batch.endpoint, self._admission.models, may_wait=True
         )
@@ -247,7 +247,7 @@ class _BatchWork:
 
 
 async def _answer_of(opened: OpenRequest) -> dict[str, object]:
-    """The body of an answer. If the task that waits for it is cancelled, so is the request."""
+    """Return the body of an answer. If the waiting task is cancelled, so is the request."""
     try:
         return await answer_body(opened)
     finally:

@@ -111,7 +111,7 @@ def _database(url: str) -> Iterator[GatewayFinding]:
 
 
 def _file_problem(path: Path) -> str:
-    """What is wrong with the file of a database; empty: nothing is wrong."""
+    """Return what is wrong with the file of a database; empty if nothing is."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return (
             f"{path.parent} cannot be written by this account, which SQLite needs; create it, or "

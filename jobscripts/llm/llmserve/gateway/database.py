@@ -210,7 +210,7 @@ class OpenLine:
 
 @dataclass(frozen=True)
 class LineAnswer:
-    """What a line gets."""
+    """The result of a line."""
 
     batch: str
     number: int
@@ -389,8 +389,8 @@ class GatewayDatabase:
         return self.batch(user, batch_id)
 
     def end_batch(self, batch_id: str) -> None:
-        """A batch has no line that will be answered: make its files, of the answers that there are.
-        No effect if it has ended.
+        """End a batch in which no further line will be answered: make its files from the existing
+        answers. No effect if it has ended.
         """
         query = (
             select(lines.c.answer, lines.c.failed)

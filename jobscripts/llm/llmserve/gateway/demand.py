@@ -1,12 +1,12 @@
 """Decides how many nodes the requests of a model need now, and so what nodes are worth. Pure.
 
 The nodes are enough for the requests that wait and run, and for the expected number of concurrent
-requests: (arrivals per second) times (seconds of an answer), by Little's law. So nodes stay for
-requests that come one after another. Further nodes are valuable at once. Fewer are so only after
-``scale_down_s``, because a node that is released has to load the model again. The nodes that a
-service has at the start of the gateway count as filled then. After ``idle_s`` without requests no
-node is worth anything, and the service releases all of them. The next request makes one node
-valuable again.
+requests: (arrivals per second) times (seconds of an answer), by Little's law. So nodes also stay
+for requests that come one after another. Additional nodes become valuable at once. Nodes lose their
+value only after ``scale_down_s``, because a released node has to load the model again. The nodes
+that a service has at the start of the gateway count as filled then. After ``idle_s`` without
+requests no node is worth anything, and the service releases all of them. The next request makes one
+node valuable again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 
 RATE_WINDOW_S = 60.0
-"""Time constant of the rate of arrivals: a request that arrived so long ago has the weight 1/e."""
+"""Time constant of the rate of arrivals, seconds: a request of that age has the weight 1/e."""
 ANSWER_STEP = 0.1
 """Weight of the newest answer in the average duration, after the first ten answers."""
 
@@ -58,8 +58,9 @@ class Demand:
         """Average seconds of an answer from its first token."""
         self._last_used = now
         self._filled: deque[tuple[float, int]] = deque()
-        """(time, number of nodes that requests filled then), the numbers in descending order: a
-        number is dropped when one that is not smaller follows."""
+        """(time, number of nodes that requests filled), with descending numbers: an entry is
+        dropped when a later one is at least as large.
+        """
         if nodes:
             self._filled.append((now, nodes))
 

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class GatewayError(Exception):
-    """Something that the operator can mend; the message is a sentence."""
+    """An error that the operator can correct; the message is a sentence."""

@@ -1,4 +1,6 @@
-"""What Prometheus reads: times of tokens, the queue and moves, by model, user and application."""
+"""The metrics for Prometheus: times of tokens, the queue and moves, by model, user and
+application.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ OpenRequests = Callable[[], Iterable[tuple[ServedModel, str, str, str]]]
 
 
 class _Now(Collector):
-    """What there is at the time of the reading."""
+    """Collects the current values when they are read."""
 
     def __init__(self, models: Iterable[ServedModel], open_requests: OpenRequests) -> None:
         self._models, self._open_requests = list(models), open_requests

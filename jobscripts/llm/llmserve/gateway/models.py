@@ -21,7 +21,7 @@ class ServedModel:
     name: str
     dispatcher: LiveDispatcher
     demand: Demand
-    """How many nodes its requests need."""
+    """Decides how many nodes its requests need."""
     max_request_tokens: int | None = None
     """The operator's maximum number of tokens of prompt and answer together; None: that of the
     replicas."""

@@ -211,7 +211,7 @@ class Overviews:
         )
 
     def _observe(self, opened: OpenRequest, result: AnswerResult) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         first_at = result.first_token_at
         if first_at is None or result.state is not RequestState.DONE:
             return

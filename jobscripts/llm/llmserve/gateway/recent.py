@@ -56,7 +56,7 @@ class LatencySummary:
 
 
 class RecentActivity:
-    """Answers and errors of the last minutes. Times do not decrease."""
+    """Answers and errors of the last minutes. Times must not decrease."""
 
     def __init__(self) -> None:
         self._answers: deque[AnswerTimes] = deque(maxlen=MAX_ANSWERS)
@@ -67,11 +67,11 @@ class RecentActivity:
         self._errors: deque[EngineError] = deque(maxlen=MAX_ERRORS)
 
     def add_answer(self, answer: AnswerTimes) -> None:
-        """An answer is complete."""
+        """Record a complete answer."""
         self._answers.append(answer)
 
     def add_tokens(self, model: str, total: int, now: float) -> None:
-        """A model has generated ``total`` tokens since the start."""
+        """Record that a model has generated ``total`` tokens since the start."""
         counts = self._tokens.setdefault(model, deque())
         counts.append((now, total))
         while len(counts) > 2 and counts[1][0] <= now - RATE_S:

@@ -41,7 +41,9 @@ DELETE_S = 3600.0
 """Seconds between two deletions of old requests."""
 DAY_S = 86_400.0
 MAX_PENDING = 100_000
-"""Maximum number of requests that are kept while the database fails; the oldest are dropped."""
+"""Maximum number of requests that are kept in memory while the database fails; the oldest are
+dropped.
+"""
 
 metadata = MetaData()
 requests = Table(

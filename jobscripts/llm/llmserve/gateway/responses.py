@@ -28,7 +28,7 @@ COMMENT = b": waiting\n\n"
 """Sent in a stream without new tokens: clients skip it, and proxies keep the connection."""
 DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499
-"""Status, as of nginx, of an answer whose client has disconnected."""
+"""Status of an answer whose client has disconnected, as in nginx."""
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ async def _stream(opened: OpenRequest, shape: AnswerShape, comment_interval_s: f
             return refusal_response(refusal)
     events = _events(opened, shape, first, parts)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    end = BackgroundTask(opened.stream.cancel)  # also if no event was asked for
+    end = BackgroundTask(opened.stream.cancel)  # also if no event was requested
     return StreamingResponse(
         events, media_type="text/event-stream", headers=headers, background=end
     )
@@ -203,7 +203,9 @@ async def _events(
     first: AnswerPart | None,
     parts: AsyncGenerator[AnswerPart, None],
 ) -> AsyncIterator[bytes]:
-    """The events of a stream. It is closed when the client is gone, which cancels the request."""
+    """Yield the events of a stream. The iterator is closed when the client disconnects, which
+    cancels the request.
+    """
     with_ids, is_first = shape.order.return_token_ids, True
     try:
         part: AnswerPart | None = first
@@ -235,7 +237,7 @@ async def _events(
 
 
 def whole_as_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a stream that has a whole answer of an engine at once.
+    """Return the parts of a stream for a whole answer of an engine.
 
     Args:
         body: the body of the engine's answer, with all its choices.
@@ -258,7 +260,7 @@ def whole_as_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def usage_of(body: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the usage in an answer of an engine, as it counted; empty if there is none."""
+    """Return the usage that an engine reports in its answer; empty if there is none."""
     usage = (body or {}).get("usage")
     return {"usage": usage} if usage else {}
 

@@ -61,7 +61,7 @@ class Scaler:
         """The daemon's last error; empty: it accepted the values."""
 
     def wake(self) -> None:
-        """A request waits and there is no node: check now."""
+        """Request a check now: a request waits and there is no node."""
         self._wake.set()
 
     async def run(self) -> None:

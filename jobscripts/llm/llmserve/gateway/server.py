@@ -184,7 +184,7 @@ async def serve(
 
 @dataclass(frozen=True)
 class ServiceAccess:
-    """What the gateway learns of its service from the daemon when it starts."""
+    """The daemon's answer about a service when the gateway starts."""
 
     key: bytes = b""
     """The secret that the replicas require."""

@@ -96,7 +96,7 @@ class ApplicationWeight:
 
 @dataclass
 class OpenInteraction:
-    """An interaction with at least one posted call."""
+    """An interaction of which at least one call was posted."""
 
     calls: int = 0
     """Number of calls that were admitted after the first."""
@@ -142,13 +142,13 @@ class FairServe:
             for name, application in self._settings.applications.items()
         }
         self._interactions: dict[str, OrderedDict[str, OpenInteraction]] = {}
-        """User → interaction → what is known of it, the one used longest ago first."""
+        """User → interaction → its record, the one used longest ago first."""
         self._calls = UserQueues()
         """Waiting calls that continue an interaction."""
         self._further_calls: set[str] = set()
         """Names of the calls that continue an interaction and were not posted."""
         self._charged_weight: dict[str, float] = {}
-        """Request that was taken → weight by which it is charged until it ends."""
+        """Request that left the queue → weight by which it is charged until it ends."""
 
     @property
     def overloaded(self) -> bool:
@@ -161,7 +161,7 @@ class FairServe:
         return 1.0 if weight is None else weight.weight
 
     def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
-        """Under overload a first call beyond a limit is refused."""
+        """Refuse a first call that exceeds a limit under overload."""
         application = self._application(request)
         if self._continues(request, now) is not None:
             self._throttle.observe(load)
@@ -209,7 +209,7 @@ class FairServe:
             self._begin_call(request, is_further, now)
 
     def withdraw(self, request: GenerationRequest) -> None:
-        """Take the charge of a request back that was taken; else remove it from its queue."""
+        """Refund the charge of a request that has left the queue; else remove it from its queue."""
         self._further_calls.discard(request.name)
         if self._counters.remove(request):
             self._calls.discard(request)
@@ -242,7 +242,7 @@ class FairServe:
         return request.application
 
     def _continues(self, request: GenerationRequest, now: float) -> OpenInteraction | None:
-        """Return the open interaction that a request is a further call of."""
+        """Return the open interaction that a request continues; None if there is none."""
         interactions = self._interactions.get(request.user)
         interaction = interactions.get(request.interaction) if interactions else None
         if (
@@ -254,7 +254,7 @@ class FairServe:
         return interaction
 
     def _begin_call(self, request: GenerationRequest, is_further: bool, now: float) -> None:
-        """A call of an interaction is posted: open, use or close the interaction."""
+        """Record a posted call of an interaction: open, use or close the interaction."""
         interactions = self._interactions.setdefault(request.user, OrderedDict())
         if request.ends_interaction:
             interactions.pop(request.interaction, None)

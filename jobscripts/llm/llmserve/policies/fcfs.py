@@ -9,13 +9,13 @@ from llmserve.policies.interface import Load
 
 
 class Fcfs:
-    """Requests are posted in the order in which they came."""
+    """Posts requests in the order of their arrival."""
 
     def __init__(self) -> None:
         self._queue: OrderedDict[str, GenerationRequest] = OrderedDict()
 
     def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
-        """Every request is admitted."""
+        """Admit every request."""
         return None
 
     def enqueue(self, request: GenerationRequest, now: float) -> None:
@@ -27,18 +27,18 @@ class Fcfs:
         return next(iter(self._queue.values()), None)
 
     def take(self, request: GenerationRequest) -> None:
-        """The request leaves the queue."""
+        """Remove the request from the queue."""
         del self._queue[request.name]
 
     def begin(self, request: GenerationRequest, now: float) -> None:
-        """Nothing is charged."""
+        """Charge nothing."""
 
     def withdraw(self, request: GenerationRequest) -> None:
-        """The request ends before it was posted."""
+        """Remove a request that ends before it was posted."""
         self._queue.pop(request.name, None)
 
     def generated(self, request: GenerationRequest, count: int) -> None:
-        """Nothing is charged."""
+        """Charge nothing."""
 
     def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
-        """Nothing is counted."""
+        """Count nothing."""

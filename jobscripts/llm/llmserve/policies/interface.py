@@ -13,7 +13,7 @@ INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 
 @dataclass(frozen=True)
 class Load:
-    """How busy the replicas are."""
+    """Load of the replicas."""
 
     queued: int
     """Number of requests that wait."""
@@ -38,23 +38,23 @@ class SchedulingPolicy(Protocol):
         """Return the request that is next; it stays queued. None if the queue is empty."""
 
     def take(self, request: GenerationRequest) -> None:
-        """The request, which :meth:`head` returned, leaves the queue: it is posted, or waits for a
-        replica that is large enough. Charge its prompt, so that the head follows the shares also
-        while many requests wait for a larger replica.
+        """Remove the request that :meth:`head` returned from the queue: it is posted, or waits for
+        a larger replica. Charge its prompt, so that the head follows the shares also while many
+        requests wait for a larger replica.
         """
 
     def begin(self, request: GenerationRequest, now: float) -> None:
-        """The request, which was taken, is posted for the first time."""
+        """Record that the request, which has left the queue, is posted for the first time."""
 
     def withdraw(self, request: GenerationRequest) -> None:
-        """The request ends before it was posted. If it was taken, its charge is taken back; else it
-        leaves the queue.
+        """Record that the request ends before it was posted. If it has left the queue, refund its
+        charge; else remove it from the queue.
         """
 
     def generated(self, request: GenerationRequest, count: int) -> None:
-        """The request has ``count`` more tokens of its answer. Tokens that are generated again
-        after a loss are not counted.
+        """Charge ``count`` further tokens of the answer. Tokens that are generated again after a
+        loss are not charged.
         """
 
     def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
-        """The request, which was posted, ended with so many tokens."""
+        """Record that the request, which was posted, has ended with ``count`` tokens."""

@@ -1,7 +1,6 @@
-"""A limit of requests per minute and user, and first come, first served among them. Pure.
-
-The limit counts whether the replicas are busy or idle: what users may not use is lost. It is here
-because gateways have it, and as what the others are compared with.
+"""A limit of requests per minute and user, and first come, first served among the admitted
+requests. Pure. The limit applies even if the replicas are idle, so that unused capacity is lost.
+Gateways use this policy, and the others are compared with it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from llmserve.policies.throttle import SlidingWindow
 
 
 class RequestsPerMinute:
-    """At most so many requests of one user are admitted in any minute.
+    """Admits at most ``limit`` requests of one user in any minute.
 
     Args:
         limit: requests per minute and user, at least 1.
@@ -28,7 +27,7 @@ class RequestsPerMinute:
         self._windows: dict[str, SlidingWindow] = {}
 
     def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
-        """A request beyond the limit of its user is refused."""
+        """Refuse a request beyond the limit of its user."""
         window = self._windows.get(request.user)
         if window is None:
             limit = self._limits.get(request.user, self._limit)
@@ -48,18 +47,18 @@ class RequestsPerMinute:
         return self._queue.head(now)
 
     def take(self, request: GenerationRequest) -> None:
-        """The request leaves the queue."""
+        """Remove the request from the queue."""
         self._queue.take(request)
 
     def begin(self, request: GenerationRequest, now: float) -> None:
-        """Nothing is charged."""
+        """Charge nothing."""
 
     def withdraw(self, request: GenerationRequest) -> None:
-        """The request ends before it was posted."""
+        """Remove a request that ends before it was posted."""
         self._queue.withdraw(request)
 
     def generated(self, request: GenerationRequest, count: int) -> None:
-        """Nothing is charged."""
+        """Charge nothing."""
 
     def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
-        """Nothing is counted."""
+        """Count nothing."""

@@ -18,7 +18,7 @@ WINDOW_S = 60.0
 
 
 class SlidingWindow:
-    """The newest requests of one party, as many as the limit.
+    """The newest requests of one party, at most as many as the limit.
 
     Args:
         limit: maximum number in any :data:`WINDOW_S`, at least 1.

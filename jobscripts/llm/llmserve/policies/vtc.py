@@ -27,7 +27,7 @@ class VirtualTokenCounter:
         self._counters = ServiceCounters(shares)
 
     def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
-        """Every request is admitted."""
+        """Admit every request."""
         return None
 
     def enqueue(self, request: GenerationRequest, now: float) -> None:
@@ -44,10 +44,10 @@ class VirtualTokenCounter:
         self._counters.charge(request.user, INPUT_WEIGHT * len(request.prompt))
 
     def begin(self, request: GenerationRequest, now: float) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
     def withdraw(self, request: GenerationRequest) -> None:
-        """Take the charge of a request back that was taken; else remove it from its queue."""
+        """Refund the charge of a request that has left the queue; else remove it from its queue."""
         if not self._counters.remove(request):
             self._counters.charge(request.user, -INPUT_WEIGHT * len(request.prompt))
 
@@ -56,4 +56,4 @@ class VirtualTokenCounter:
         self._counters.charge(request.user, OUTPUT_WEIGHT * count)
 
     def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
-        """Nothing is counted."""
+        """Count nothing."""

@@ -39,7 +39,7 @@ text {{ font: 13px system-ui, sans-serif; fill: #222; }}
 """  # noqa: E501
 
 
-def moving(timeline: Timeline) -> str:
+def animation(timeline: Timeline) -> str:
     """Return the animation as the text of an SVG file."""
     colour = colours(timeline.jobs)
     span_s = max(timeline.end - timeline.begin, 1e-9)

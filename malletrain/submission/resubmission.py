@@ -16,7 +16,7 @@ from malletrain.submission.error import SpecError
 from malletrain.submission.resuming import resuming
 
 
-def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
+def resubmitted(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
     """Return a job that resumes from the snapshot of ``job``, which was submitted as ``spec``.
 
     Its arguments are those of the old job followed by ``more``, because in most scripts the last
@@ -36,7 +36,7 @@ def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
 
 
 def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> JobSpec:
-    """Return the job of :func:`again` for ``user``, from a job as the daemon shows it.
+    """Return the job of :func:`resubmitted` for ``user``, from a job as the daemon shows it.
 
     Raises:
         SpecError: the job has not ended, belongs to another user, or is a farm.
@@ -53,11 +53,11 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
             f"Job {old.job.id} ({old.job.name}) is a farm, whose tasks are not part of its "
             "specification; `malletrain map` takes the rows of those that failed again."
         )
-    return again(spec, old.job.id, [str(word) for word in more], now)
+    return resubmitted(spec, old.job.id, [str(word) for word in more], now)
 
 
 def omissions(old: JobSpec, new: JobSpec) -> list[str]:
-    """Return sentences about what :func:`again` has left out."""
+    """Return sentences about what :func:`resubmitted` has left out."""
     sentences = []
     if old.after:
         sentences.append(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scavenger.slurm.due import claims, due_jobs, leave_by, tasks_at_once
+from scavenger.slurm.due_jobs import claims, due_jobs, leave_by, tasks_at_once
 from scavenger.slurm.parse import SlurmJobTable, read_jobs, read_nodes
 from scavenger.slurm.site import read_site
 from scavenger.slurm.state import node_facts

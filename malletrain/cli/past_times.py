@@ -10,7 +10,7 @@ import click
 FORMS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S")
 
 
-def moment(text: str) -> float:
+def past_time(text: str) -> float:
     """Return the seconds since the epoch of ``"2 d"`` (ago), ``2026-01-31`` or
     ``2026-01-31T08:00``, local time.
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scavenger.batch.commands import CommandError
-from scavenger.batch.ending import CANCEL_RETRY_S, LeaseEnder
 from scavenger.batch.groups import PartOf
+from scavenger.batch.lease_ender import CANCEL_RETRY_S, LeaseEnder
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Cancelled
 from scavenger.interface import Lease, LeaseState, SchedulerError

@@ -53,7 +53,7 @@ class SchedulerAnswer:
 
 
 @dataclass(frozen=True)
-class LookResult(Generic[SiteT]):
+class PollConclusions(Generic[SiteT]):
     """The conclusions from one poll."""
 
     time: float

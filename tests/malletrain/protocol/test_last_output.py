@@ -3,7 +3,7 @@
 import pytest
 
 from malletrain.protocol.failures import describe
-from malletrain.protocol.last_words import NOISE, first_error, raised, without_noise
+from malletrain.protocol.last_output import NOISE, first_error, raised, without_noise
 from malletrain.protocol.messages import Failure
 
 ARGPARSE = """usage: train.py [-h] [--epochs EPOCHS]

@@ -37,7 +37,7 @@ def must_leave(
     Args:
         leases: all leases; only running ones are asked.
         facts: node → its facts.
-        notice_s: time before a reservation begins at which its node must be asked for, seconds.
+        notice_s: time before the beginning of a reservation at which leases must leave, seconds.
         now: epoch seconds.
         hours_remaining_s: time for which leases are still allowed, seconds; None: no end. The time
             limit of a lease that was taken under these hours ends with them. That of a lease from
@@ -91,8 +91,13 @@ class WholeJob(NamedTuple):
 
 
 class LeaseEnder:
-    """Ends the leases of one scheduler. ``steps``: returns the steps on the nodes of shared jobs;
-    None: single nodes of a job cannot be signalled.
+    """Ends the leases of one scheduler.
+
+    Args:
+        ledger: the leases.
+        submitter: cancels their jobs.
+        steps: returns the steps on the nodes of shared jobs; None: single nodes of a job cannot be
+            signalled.
     """
 
     def __init__(

@@ -5,17 +5,17 @@ from whom.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.training.memory_moment import (
-    Moment,
+from malletrain.training.memory_choice import (
     NodeOffer,
     NodeSnapshot,
+    SnapshotTime,
     age_of,
     newest,
     relays,
     superseded,
 )
 
-OLD, NEW = Moment(1, 4, 1000, 0), Moment(1, 6, 900, 0)
+OLD, NEW = SnapshotTime(1, 4, 1000, 0), SnapshotTime(1, 6, 900, 0)
 
 
 def snapshot(moment, files="", needed=""):
@@ -37,7 +37,7 @@ def test_the_newest_that_is_complete_wins():
 
 
 def test_a_later_round_comes_before_more_steps_of_an_earlier_one():
-    away, since = Moment(3, 40, 1, 0), Moment(4, 30, 2, 0)
+    away, since = SnapshotTime(3, 40, 1, 0), SnapshotTime(4, 30, 2, 0)
     assert (
         newest([NodeOffer("a", (snapshot(away),)), NodeOffer("b", (snapshot(since),))]).moment
         == since
@@ -45,15 +45,15 @@ def test_a_later_round_comes_before_more_steps_of_an_earlier_one():
 
 
 def test_of_what_ranks_saved_at_one_step_the_first_ranks_is_taken():
-    first, second = Moment(3, 40, 5, 0), Moment(3, 40, 9, 1)
+    first, second = SnapshotTime(3, 40, 5, 0), SnapshotTime(3, 40, 9, 1)
     offers = [NodeOffer("b", (snapshot(second),)), NodeOffer("a", (snapshot(first),))]
     assert newest(offers).moment == first
     assert superseded([first, second, OLD], first) == [second, OLD]
 
 
 def test_a_moment_has_a_name():
-    assert Moment.parse(str(NEW)) == NEW
-    assert [Moment.parse(text) for text in ("", "1-2-3", "1-2-3-x", "a-b-c-d")] == [None] * 4
+    assert SnapshotTime.parse(str(NEW)) == NEW
+    assert [SnapshotTime.parse(text) for text in ("", "1-2-3", "1-2-3-x", "a-b-c-d")] == [None] * 4
     assert age_of({"generation": 3, "steps": 5}) == (3, 5)
     assert age_of({}) == (0, 0)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
-class Moment(NamedTuple):
+class SnapshotTime(NamedTuple):
     """Identifies a snapshot by when it was taken. A larger moment is newer."""
 
     generation: int
@@ -33,14 +33,14 @@ class Moment(NamedTuple):
         return self.generation, self.steps
 
     @classmethod
-    def parse(cls, text: str) -> Moment | None:
+    def parse(cls, text: str) -> SnapshotTime | None:
         """Return the moment of which ``text`` is the ``str()``; None if there is none."""
         parts = text.split("-")
         return cls(*map(int, parts)) if len(parts) == 4 and all(map(str.isdigit, parts)) else None
 
 
 def age_of(payload: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the age of a snapshot, as :attr:`Moment.age`."""
+    """Return the age of a snapshot, as :attr:`SnapshotTime.age`."""
     return int(payload.get("generation", 0)), int(payload.get("steps", 0))
 
 
@@ -48,8 +48,8 @@ def age_of(payload: Mapping[str, Any]) -> tuple[int, int]:
 class NodeSnapshot:
     """The good files of one snapshot on one node."""
 
-    moment: Moment
-    """Moment of the snapshot."""
+    moment: SnapshotTime
+    """Time of the snapshot."""
     files: frozenset[str]
     """Names of its shard files on the node."""
     needed: frozenset[str] = frozenset()
@@ -76,8 +76,8 @@ class NodeOffer:
 class CompleteSnapshot:
     """The newest snapshot of which the nodes together have all files."""
 
-    moment: Moment
-    """Moment of the snapshot."""
+    moment: SnapshotTime
+    """Time of the snapshot."""
     holders: tuple[str, ...]
     """Addresses of the keepers that have the snapshot file."""
     files: dict[str, str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def newest(offers: Sequence[NodeOffer]) -> CompleteSnapshot | None:
     return None
 
 
-def _order(moment: Moment) -> tuple[int, int, int, int]:
+def _order(moment: SnapshotTime) -> tuple[int, int, int, int]:
     # Ranks that saved at the same step have the same state; the first rank's is used.
     return (*moment.age, -moment.rank, moment.milliseconds)
 
@@ -139,6 +139,6 @@ def relays(holders: Iterable[str], wanting: Iterable[str]) -> list[dict[str, str
     return turns
 
 
-def superseded(moments: Iterable[Moment], complete: Moment) -> list[Moment]:
+def superseded(moments: Iterable[SnapshotTime], complete: SnapshotTime) -> list[SnapshotTime]:
     """Return the moments that are no longer needed once the snapshot ``complete`` is in place."""
     return [moment for moment in moments if _order(moment) < _order(complete)]

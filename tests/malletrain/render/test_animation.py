@@ -1,6 +1,6 @@
 import xml.etree.ElementTree as ET
 
-from malletrain.render.moving import LEFT, RIGHT, WIDTH, moving
+from malletrain.render.animation import LEFT, RIGHT, WIDTH, animation
 from malletrain.render.palette import colours
 from malletrain.render.timeline import PreemptionMark, Span, ThroughputSeries, Timeline
 
@@ -18,7 +18,7 @@ def test_what_happened_is_where_it_belongs():
         (ThroughputSeries("<a>", (100.0, 150.0), (10.0, 0.0)),),
         title="<b> & co",
     )
-    root = ET.fromstring(moving(timeline))
+    root = ET.fromstring(animation(timeline))
     assert root.find(f"{SVG}title").text == "<b> & co"
     (shown,) = root.findall(f"{SVG}g")
     idle, job = shown.findall(f"{SVG}rect")

@@ -23,7 +23,7 @@ Name = Annotated[str, msgspec.Meta(max_length=200)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class KeeperRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A request to a keeper."""
 
     number: Number

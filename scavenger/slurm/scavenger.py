@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
@@ -335,7 +336,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
         facts = node_facts(nodes, jobs, reservations, own, self._idle_since, now)
         if s.slots:
-            facts = self._slots(facts, jobs.pending, own, now)
+            facts = self._slots(site, facts, jobs.pending, own, now)
         due = (
             []
             if s.backfill
@@ -403,6 +404,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _slots(
         self,
+        site: SlurmSite,
         hosts: Mapping[str, NodeFacts],
         pending: Sequence[SlurmJob],
         own: Mapping[str, SlurmJob],
@@ -433,9 +435,12 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if name not in use:
                 raise SchedulerError(f"scontrol show node does not list {name}, which sinfo lists.")
             host = host._replace(planned_at=planned.get(name))
+            resources = use[name]
+            if why := site.why_whole_nodes(self.settings.lease.partitions, name):
+                resources = replace(resources, closed=f"where {why}")
             for one in slot_facts(
                 host,
-                use[name],
+                resources,
                 kinds,
                 leased.get(name, {}),
                 self._idle_since,

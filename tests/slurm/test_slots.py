@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.slurm.job import SlurmLeaseOptions
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import TELL, scavenger
 from tests.slurm.test_site import STEADY
@@ -105,8 +108,27 @@ def test_the_check_says_which_hosts_can_have_a_kind(cluster):
 
 def test_slots_need_a_slurm_that_shares_nodes(cluster):
     slurm = cluster(1)
-    texts = [text for works, text in scavenger(slurm, slots=(GPU,)).check() if not works]
+    one = scavenger(slurm, slots=(GPU,))
+    texts = [text for works, text in one.check() if not works]
     assert [t for t in texts if "select/linear" in t], texts
+    assert not idle(one)
+
+
+@pytest.mark.parametrize("setting", ["OverSubscribe=EXCLUSIVE", "ExclusiveUser=YES"])
+def test_a_partition_whose_jobs_have_whole_nodes_has_no_slots(cluster, setting):
+    line = f"PartitionName=whole Nodes=n1 PriorityTier=1 PreemptMode=CANCEL GraceTime=6 {setting}\n"
+    slurm = cluster(2, **{**SHARED, "partitions": line})
+    lease = SlurmLeaseOptions(partition="whole,preemptable")
+    one = scavenger(slurm, slots=(GPU,), lease=lease)
+    assert idle(one) == [f"n2/gpu.{number}" for number in range(4)]
+    why = f"jobs of partition whole have whole nodes ({setting})"
+    [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.0"]
+    assert explained.state == f"idle, where {why}"
+    [sentence] = [text for works, text in one.check() if not works and why in text]
+    assert "remove slots from [scheduler.slurm] to lease whole nodes" in sentence
+    shared = scavenger(slurm, slots=(GPU,))
+    assert len(idle(shared)) == 8
+    assert not any("have whole nodes" in text for _, text in shared.check())
 
 
 def test_nothing_is_taken_beside_jobs_of_others_where_the_site_says_so(cluster):

@@ -271,6 +271,10 @@ def _in_block(job: SlurmJob) -> tuple[str, str] | None:
 
 
 TURN_WITHOUT_BACKFILL_S = 60.0
+FREE_MEMORY = 0.25
+"""Part of the memory of a slot that must be free where Slurm does not limit the memory of jobs. The
+rest may be page cache, which FreeMem does not count as free.
+"""
 
 
 class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
@@ -413,7 +417,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """Return slot → its facts, and those of hosts without slots unchanged. Raises
         SchedulerError.
         """
-        kinds = self.settings.slots
+        usual = 0.0 if site.limits_memory else FREE_MEMORY
+        kinds = [
+            replace(kind, free_memory=usual if kind.free_memory is None else kind.free_memory)
+            for kind in self.settings.slots
+        ]
         use = read_hosts(self.commands.ask([*HOSTS]))
         if any(kind.beside != ANY for kind in kinds):
             mark = new_mark()

@@ -9,6 +9,7 @@ import pytest
 
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import TELL, scavenger
@@ -43,6 +44,10 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
     [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.3"]
     assert explained.state == "mixed, with 3 of 4 gpu, 6 of 8 cpus, 1700 of 2000 MiB idle"
     assert not explained.is_gap
+    host = read_hosts(slurm.run(*HOSTS))["n1"]
+    assert host.free_memory_mb is not None
+    [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.0"]
+    assert ("memory", True, "nothing is known to use its memory") in explained.rules
     requests = [
         LeaseRequest(f"l{n}", f"n1/gpu.{n}", (sys.executable, "-c", TELL, str(root / f"l{n}")))
         for n in range(3)

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
+from malletrain.api.options import FunctionOptions, SubmitOptions, size_limits, spec_of
 from malletrain.client import ClientError
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobDetail
@@ -65,7 +65,7 @@ def function_spec(
             "function may be called. Without it, in each.",
             "tries",
         )
-    low, high = limits_of(job_options.get("nodes", 1))
+    low, high = size_limits(job_options)
     if tries is not None and low != high:
         raise SpecError(
             f"tries={tries} goes with a fixed number of nodes, not with {low}:{high}: whenever its "

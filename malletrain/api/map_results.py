@@ -20,7 +20,7 @@ from malletrain.api.following import AGAIN_S, ENDED
 from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, name_of, new_folder
 from malletrain.api.functions import JobSubmitter
 from malletrain.api.job import Job
-from malletrain.api.options import farm_of, limits_of
+from malletrain.api.options import farm_of, size_limits
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.task_upload import upload
 from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS
@@ -215,7 +215,7 @@ def start_map(
         return MapResults(client, None, Path(), [], ordered, progress)
     if chunk < 0:
         raise SpecError(f"chunk is {chunk}; accepted is 1 or more, or 0 for a choice.", "chunk")
-    _, most = limits_of(options.get("nodes", 1))
+    _, most = size_limits(options, ("nodes", "slots"))
     size = chunk or max(1, math.ceil(len(values) / (most * TASKS_PER_NODE)))
     groups = [values[first : first + size] for first in range(0, len(values), size)]
     if len(groups) > MAX_TASKS:

@@ -22,6 +22,7 @@ from malletrain.submission.spec import build, parse_nodes
 
 _SOFTWARE_OPTIONS = tuple(field.name for field in fields(SoftwareOptions))
 _TUPLE_OPTIONS = ("module", "container_bind")
+_SIZE_OPTIONS = ("nodes", "slots", "gpus")
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -31,6 +32,10 @@ class SubmitOptions(TypedDict, total=False):
     """Name of the job. Default: the script's name without its suffix."""
     nodes: int | str | tuple[int, int]
     """Nodes the job can use: ``4``, ``"1:16"`` or ``(1, 16)``. Default: 1."""
+    slots: int | str | tuple[int, int]
+    """Slots the job can use, in place of ``nodes``."""
+    gpus: int | str | tuple[int, int]
+    """GPUs the job can use, in place of ``nodes``, where slots have one GPU."""
     kind: str
     """Kind of slots, or class of nodes, on which the job runs. Default: any."""
     nproc_per_node: int | str
@@ -139,6 +144,8 @@ class MapOptions(TypedDict, total=False):
     """Name of the farm. Default: the function's name."""
     nodes: int | str | tuple[int, int]
     """Nodes the farm can use: ``4``, ``"1:16"`` or ``(1, 16)``. Default: 1."""
+    slots: int | str | tuple[int, int]
+    """Slots the farm can use, in place of ``nodes``."""
     kind: str
     """Kind of slots, or class of nodes."""
     cpus: int
@@ -229,8 +236,9 @@ def _plain(values: dict[str, Any]) -> tuple[SoftwareOptions, dict[str, Any]]:
     """Return the options for the software environment, and the others as on the command line."""
     software = {name: values.pop(name) for name in _SOFTWARE_OPTIONS if name in values}
     software.update({name: tuple(software[name]) for name in _TUPLE_OPTIONS if name in software})
-    if "nodes" in values:
-        values["nodes"] = _nodes_text(values["nodes"])
+    for name in _SIZE_OPTIONS:
+        if name in values:
+            values[name] = _nodes_text(values[name])
     if isinstance(values.get("time_limit"), int | float):
         values["time_limit"] = f"{values['time_limit']} s"
     if isinstance(values.get("start_cost"), int | float):
@@ -283,6 +291,19 @@ def spec_of(
 def limits_of(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes in the ``nodes`` option."""
     return parse_nodes(_nodes_text(nodes))
+
+
+def size_limits(
+    options: Mapping[str, Any], names: Sequence[str] = _SIZE_OPTIONS
+) -> tuple[int, int]:
+    """Return the minimum and maximum size of a job.
+
+    Args:
+        options: keywords of the job; the first of ``names`` that is among them counts.
+        names: the keywords that say a size.
+    """
+    sizes = (options[name] for name in names if options.get(name) is not None)
+    return limits_of(next(sizes, 1))
 
 
 def _nodes_text(nodes: int | str | tuple[int, int]) -> str:

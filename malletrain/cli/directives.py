@@ -28,6 +28,10 @@ EXCLUDES = {
     "each": ("tasks", "array"),
 }
 """Option on the command line → options of the script that it overrides as well."""
+SIZES = {"submit": ("nodes", "slots", "gpus"), "map": ("nodes", "slots")}
+"""Command → options for the size of a job; one of them on the command line overrides all of the
+script's.
+"""
 
 
 def apply_directives(command: click.Command, ctx: click.Context, script: str, text: str) -> None:
@@ -98,6 +102,9 @@ def _merge(ctx: click.Context, values: dict[str, Any], lines: dict[str, int]) ->
         name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     excluded = explicit.union(*(EXCLUDES.get(name, ()) for name in explicit)) - {"env"}
+    sizes = SIZES.get(ctx.command.name or "", ())
+    if not explicit.isdisjoint(sizes):
+        excluded = excluded.union(sizes)
     line_by_name: dict[str, int] = {}
     for name, value in values.items():
         if name not in excluded:

@@ -23,6 +23,16 @@ def name_option(command: F) -> F:
     )(command)
 
 
+def slots_option(command: F) -> F:
+    """Add ``--slots``."""
+    return click.option(
+        "--slots",
+        metavar="MIN:MAX",
+        help="Slots the job can use, where the site leases parts of shared nodes: N, or MIN:MAX. "
+        "They are of --kind, or of the site's only kind. In place of --nodes.",
+    )(command)
+
+
 def kind_option(command: F) -> F:
     """Add ``--kind``."""
     return click.option(

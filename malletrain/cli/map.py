@@ -28,6 +28,7 @@ from malletrain.cli.job_options import (
     kind_option,
     name_option,
     notify_option,
+    slots_option,
     start_and_end_options,
     weight_option,
 )
@@ -165,10 +166,10 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
 @click.option(
     "--nodes",
     metavar="MIN:MAX",
-    default="1",
-    show_default=True,
-    help="Nodes the farm can use: N, or MIN:MAX to grow and shrink.",
+    help="Whole nodes the farm can use: N, or MIN:MAX to grow and shrink. With --kind of slots, or "
+    "where all that is leased is slots of one kind: its slots. Default: 1, of any kind.",
 )
+@slots_option
 @kind_option
 @click.option(
     "--cpus",
@@ -177,7 +178,13 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
     help="Processors of a task, as the scheduler counts them. Default: without --gpus one task a "
     "node at a time.",
 )
-@click.option("--gpus", type=int, default=0, metavar="N", help="GPUs of a task.")
+@click.option(
+    "--gpus",
+    type=int,
+    default=0,
+    metavar="N",
+    help="GPUs of a task. (--gpus of malletrain submit is another option: the GPUs of the job.)",
+)
 @click.option("--memory", metavar="SIZE", help='Memory of a task, such as "4 GB".')
 @click.option(
     "--time",

@@ -15,7 +15,8 @@ from malletrain.cli.completion import job_names
 @click.argument("nodes", metavar="N|MIN:MAX")
 @state_dir_option
 def scale(job: str, nodes: str, state_dir: Path | None) -> None:
-    """Change the minimum and maximum number of nodes of JOB.
+    """Change the minimum and maximum number of nodes of JOB, or of its slots or GPUs if it was
+    submitted with --slots or --gpus.
 
     A running job outside the new limits is rescaled; if its new minimum is not available, it is
     suspended and keeps its place. Refused while a job is being profiled, and for a maximum above

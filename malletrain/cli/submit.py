@@ -25,6 +25,7 @@ from malletrain.cli.job_options import (
     kind_option,
     name_option,
     notify_option,
+    slots_option,
     start_and_end_options,
     weight_option,
 )
@@ -117,8 +118,17 @@ def _file_of(params: dict[str, Any]) -> str:
 @click.option(
     "--nodes",
     metavar="MIN:MAX",
-    help="Nodes the job can use: N, or MIN:MAX to grow and shrink. Default: 1; for a service "
-    "the sizes of its value file.",
+    help="Whole nodes the job can use: N, or MIN:MAX to grow and shrink. With --kind of slots, or "
+    "where all that is leased is slots of one kind: its slots. Default: 1, of any kind; for a "
+    "service the sizes of its value file.",
+)
+@slots_option
+@click.option(
+    "--gpus",
+    metavar="MIN:MAX",
+    help="GPUs the job can use, where slots of --kind, or of one kind only, have one GPU: N, or "
+    "MIN:MAX. In place of --nodes. (--gpus of malletrain map is another option: the GPUs of a "
+    "task.)",
 )
 @kind_option
 @click.option(

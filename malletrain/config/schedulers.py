@@ -25,6 +25,7 @@ from malletrain.config.base import (
 )
 from malletrain.config.validation import either, table_of
 
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _KIND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
@@ -56,6 +57,12 @@ class SlotSection(Section):
         "any",
         description="Whose jobs may run on the same host: any; own-user: jobs of the lease's user; "
         "nobody: none; partition:A,B: jobs in these partitions or queues.",
+    )
+    free_memory: Fraction | Literal["auto"] = key(
+        "auto",
+        description="Part of a slot's memory that must be free on its host, without the page "
+        "cache, for the slot to be leased (FreeMem; with Slurm only). 0: not looked at. "
+        "auto: 0.25 where Slurm does not limit the memory of jobs (ConstrainRAMSpace), else 0.",
     )
     price: float = key(
         0.0,
@@ -131,8 +138,8 @@ def check_distinct(value: list[SlotSection]) -> list[SlotSection]:
 def check_plain(value: list[SlotSection]) -> list[SlotSection]:
     """Return the kinds of slots of a scheduler that is not Slurm. Raises PydanticCustomError."""
     for kind in check_distinct(value):
-        for key_name in ("gpu_type", "gres"):
-            if getattr(kind, key_name):
+        for key_name in ("gpu_type", "gres", "free_memory"):
+            if getattr(kind, key_name) not in ("", [], "auto"):
                 raise PydanticCustomError(
                     "slots",
                     "{key} of kind {name} is for Slurm only; remove it",

@@ -27,6 +27,8 @@ from malletrain.protocol.bounds import (
 from malletrain.protocol.farm import FarmSpec
 from malletrain.protocol.phases import AssignmentPhase
 
+SIZE_NOUNS = {"": "nodes", "slots": "slots", "gpus": "GPUs"}
+"""What the sizes of a job count → the noun for users."""
 TUNABLE = ("processes", "threads", "loader-workers")
 """Parts of the layout of a node that can be found by measuring."""
 
@@ -153,6 +155,19 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Whether that time holds only until it is measured."""
     links: dict[str, str] = {}
     """Name → address of a page of the job, such as a TensorBoard. Every user sees them."""
+    counts: str = ""
+    """What ``min_nodes`` and ``max_nodes`` count: ``slots``, or ``gpus``, which are slots of one
+    GPU. Empty: nodes, or the slots of the kind that ``node_class`` names."""
+
+    @property
+    def size_noun(self) -> str:
+        """Noun for what its sizes count, such as ``GPUs``."""
+        return SIZE_NOUNS[self.counts]
+
+    @property
+    def size_option(self) -> str:
+        """Option of ``malletrain submit`` for its sizes."""
+        return f"--{self.counts or 'nodes'}"
 
     @property
     def layout(self) -> RoundLayout:

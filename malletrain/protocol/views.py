@@ -159,6 +159,8 @@ class JobView(View, frozen=True):
     mode: str = ""
     """How it runs: live, restart, service, or farm, whose samples are tasks. Empty: a daemon of an
     earlier version."""
+    counts: str = ""
+    """What ``min_nodes`` and ``max_nodes`` count, ``slots`` or ``gpus``; empty: nodes."""
 
 
 class MemberView(View, frozen=True):

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from malletrain.config.units import show_duration
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.payloads import SIZE_NOUNS
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -293,7 +294,7 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
             plain(j.owner),
             state(j.state),
             str(len(j.nodes)),
-            span(j.min_nodes, j.max_nodes),
+            _sizes_wanted(j),
             rate(j.rate) if j.nodes else "",
             work_done(j),
             str(j.rescales),
@@ -302,6 +303,12 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
             plain(j.reason),
         )
     return made
+
+
+def _sizes_wanted(job: JobView) -> str:
+    """Return the sizes of a job as its owner said them: ``1:16``, ``1:16 GPUs``."""
+    sizes = span(job.min_nodes, job.max_nodes)
+    return f"{sizes} {SIZE_NOUNS.get(job.counts, 'nodes')}" if job.counts else sizes
 
 
 def job(detail: JobDetail) -> RenderableType:
@@ -372,7 +379,8 @@ def _facts(detail: JobDetail) -> Table:
     if farm:
         cores = int(farm.get("cpus", 0))
         shown = f"{cores} core{'s' if cores > 1 else ''} a task" if cores else "a task a node"
-    fact("Nodes", f"{span(j.min_nodes, j.max_nodes)} wanted, {shown}")
+    noun = SIZE_NOUNS.get(j.counts, "nodes")
+    fact(noun[0].upper() + noun[1:], f"{span(j.min_nodes, j.max_nodes)} wanted, {shown}")
     if spec.get("node_class"):
         fact("Kind", str(spec["node_class"]))
     fact("Now on", f"{len(j.nodes)}: {named(j.nodes)}" if j.nodes else "no node")

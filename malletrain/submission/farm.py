@@ -31,7 +31,7 @@ from malletrain.submission.spec import (
     default_name,
     notification,
     parse_env,
-    parse_nodes,
+    sizes_of,
     time_limit_of,
     working_directory,
 )
@@ -101,8 +101,7 @@ def build_farm(
     for word in (*command, tasks.output or "", tasks.log or "", tasks.checkpoint or ""):
         if problem := not_utf8(word):
             raise SpecError(f"A word of the command or of a pattern {problem}.")
-    with about("nodes"):
-        low, high = parse_nodes(o.nodes or "1")
+    low, high, counts = sizes_of(o)
     environment = software_of(o.software)
     directory = working_directory(o.workdir)
     program, notes = program_of(command[0], environment, bool(o.setup))
@@ -190,6 +189,7 @@ def build_farm(
         budget_nh=None if o.budget is None else parse_budget(o.budget)[0],
         node_class=o.kind or "",
         farm=farm,
+        counts=counts,
     )
     return spec, notes
 

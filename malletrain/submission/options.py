@@ -22,7 +22,10 @@ class JobOptions:
     name: str | None = None
     """Name of the job. None: from the name of its script or program."""
     nodes: str | None = None
-    """``N`` or ``MIN:MAX``. None: 1, or the sizes of a service's value file."""
+    """Number of nodes, ``N`` or ``MIN:MAX``. None: 1, or the sizes of a service's value file. At
+    most one of ``nodes``, ``slots`` and ``gpus`` is given."""
+    slots: str | None = None
+    """Number of slots, ``N`` or ``MIN:MAX``."""
     kind: str | None = None
     """Kind of slots, or class of nodes. None: any."""
     weight: float = 1.0
@@ -51,6 +54,8 @@ class JobOptions:
 class ScriptOptions(JobOptions):
     """The options of a job that runs a script: a training or a service."""
 
+    gpus: str | None = None
+    """Number of GPUs, each a slot, ``N`` or ``MIN:MAX``."""
     as_module: bool = False
     """Whether the script is the name of a module, run as with ``python -m``."""
     launcher: str = "builtin"

@@ -20,6 +20,7 @@ from malletrain.identity.keys import user_name
 from malletrain.protocol import env
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironment
+from malletrain.protocol.payloads import SIZE_NOUNS
 from malletrain.protocol.sizes import share_or_size
 from malletrain.submission.curve_file import (
     AUTO,
@@ -32,7 +33,7 @@ from malletrain.submission.curve_file import (
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
 from malletrain.submission.layout import layout_choice
-from malletrain.submission.options import ScriptOptions
+from malletrain.submission.options import JobOptions, ScriptOptions
 from malletrain.submission.script import module_of, script_of
 from malletrain.submission.software import software_of
 
@@ -119,21 +120,23 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def parse_nodes(text: str) -> tuple[int, int]:
-    """Return (min, max) of ``--nodes``: ``"4"`` is (4, 4), ``"1:16"`` is (1, 16)."""
+def parse_nodes(text: str, noun: str = "nodes") -> tuple[int, int]:
+    """Return (min, max) of ``--nodes``: ``"4"`` is (4, 4), ``"1:16"`` is (1, 16). ``noun``: what
+    is counted.
+    """
     match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*:\s*([0-9]{1,9}))?\s*", text)
     if match is None:
-        raise SpecError(f'"{text}" is not a number of nodes; accepted is {NODES_HELP}.')
+        raise SpecError(f'"{text}" is not a number of {noun}; accepted is {NODES_HELP}.')
     low = int(match[1])
     high = int(match[2]) if match[2] is not None else low
     if low < 1:
         raise SpecError(
-            f'"{text}" asks for 0 nodes at least, but a job needs 1; accepted is {NODES_HELP}.'
+            f'"{text}" asks for 0 {noun} at least, but a job needs 1; accepted is {NODES_HELP}.'
         )
     if high < low:
         raise SpecError(f'"{text}" has a maximum below its minimum; accepted is {NODES_HELP}.')
     if high > MAX_NODES:
-        raise SpecError(f'"{text}" is more than {MAX_NODES:,} nodes; accepted is {NODES_HELP}.')
+        raise SpecError(f'"{text}" is more than {MAX_NODES:,} {noun}; accepted is {NODES_HELP}.')
     return low, high
 
 
@@ -299,7 +302,7 @@ def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS)
         worth = _service_value(o)
     with about("start_cost", "service"):
         start_cost_s, start_cost_measured = start_cost_of(o.start_cost, service=o.service)
-    low, high = _limits(o, worth)
+    low, high, counts = _limits(o, worth)
     with about("conda", "venv", "container", "no_container", "container_bind", "module"):
         environment = software_of(o.software)
     python = _python_of(environment)
@@ -395,31 +398,57 @@ def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS)
         tuned=layout.tuned,
         start_cost_s=start_cost_s,
         start_cost_measured=start_cost_measured,
+        counts=counts,
     )
 
 
-def _limits(o: ScriptOptions, worth: Mapping[str, float] | None) -> tuple[int, int]:
-    """Return the smallest and largest number of nodes.
+def sizes_of(options: JobOptions, usual: str = "1") -> tuple[int, int, str]:
+    """Return the smallest and largest size of a job, and what they count: empty for nodes, or a
+    key of :data:`malletrain.protocol.payloads.SIZE_NOUNS`.
+
+    Args:
+        options: the options of the job.
+        usual: sizes of a job whose options say none.
+
+    Raises:
+        SpecError: several options say sizes, or one is not valid.
+    """
+    by_unit = {"": options.nodes, "slots": options.slots}
+    if isinstance(options, ScriptOptions):
+        by_unit["gpus"] = options.gpus
+    sizes = {counts: text for counts, text in by_unit.items() if text is not None}
+    if len(sizes) > 1:
+        names = tuple(counts or "nodes" for counts in sizes)
+        raise SpecError(
+            f"{' and '.join(f'--{name}' for name in names)} each give the size of the job; give "
+            "one of them: --nodes counts whole nodes, --slots parts of shared nodes, --gpus slots "
+            "of one GPU.",
+            *names,
+        )
+    counts, text = next(iter(sizes.items()), ("", usual))
+    with about(counts or "nodes"):
+        return *parse_nodes(text, SIZE_NOUNS[counts]), counts
+
+
+def _limits(o: ScriptOptions, worth: Mapping[str, float] | None) -> tuple[int, int, str]:
+    """Return the smallest and largest size, and what they count.
 
     Args:
         o: the options.
         worth: the value of nodes to a service, if a file has it.
 
     Raises:
-        SpecError: ``--nodes`` is invalid, or a service without a file does not have it.
+        SpecError: the sizes are invalid, or a service without a file does not have them.
     """
-    nodes = o.nodes
-    if nodes is None and str(o.value) in (AUTO, NOTHING):
+    unsaid = o.nodes is None and o.slots is None and o.gpus is None
+    if unsaid and str(o.value) in (AUTO, NOTHING):
         raise SpecError(
             f"--value {o.value} says nothing of how many nodes the service is to have; give "
             "--nodes MIN:MAX too.",
             "nodes",
             "value",
         )
-    if nodes is None:
-        nodes = span(worth) if worth else "1"
-    with about("nodes"):
-        return parse_nodes(nodes)
+    return sizes_of(o, span(worth) if worth else "1")
 
 
 def with_data_memory(variables: Mapping[str, str], memory: str | None) -> dict[str, str]:

@@ -153,7 +153,13 @@ class JobSection(Section):
         "number; parameters that are not named follow as --NAME VALUE. Double the "
         "braces to write them literally.",
     )
-    nodes: str = key("1", description="Nodes of one trial: N, or MIN:MAX.")
+    nodes: str | None = key(
+        None, description="Nodes of one trial: N, or MIN:MAX. Default: 1, of any kind."
+    )
+    slots: str | None = key(None, description="Slots of one trial, in place of nodes.")
+    gpus: str | None = key(
+        None, description="GPUs of one trial, in place of nodes, where slots have one GPU."
+    )
     kind: str | None = key(
         None, description="Kind of slots, or class of nodes, on which trials run; not given: any."
     )

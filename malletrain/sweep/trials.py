@@ -55,6 +55,8 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
         options = ScriptOptions(
             name=name,
             nodes=job.nodes,
+            slots=job.slots,
+            gpus=job.gpus,
             kind=job.kind,
             nproc_per_node=job.nproc_per_node,
             threads=job.threads,

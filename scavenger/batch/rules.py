@@ -49,6 +49,8 @@ class NodeFacts(NamedTuple):
     """Kind of the slot; empty: a whole node."""
     beside: str = ""
     """Why no slot of this kind may be beside the jobs on the host."""
+    memory: str = ""
+    """Why the memory of the slot does not count as free, although no job has requested it."""
 
     @property
     def free_until(self) -> float | None:
@@ -107,6 +109,12 @@ def _beside(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if not node.kind:
         return True, "a lease has the whole node"
     return not node.beside, node.beside or "it may be beside the jobs on its host"
+
+
+def _memory(node: NodeFacts, rules: GapRules, now: float) -> Answer:
+    if not node.kind:
+        return True, "a lease has the whole node"
+    return not node.memory, node.memory or "nothing is known to use its memory"
 
 
 def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Answer:
@@ -186,6 +194,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("idle", _idle),
     (USABLE, _usable),
     ("beside", _beside),
+    ("memory", _memory),
     ("reservation", _reservation),
     ("planned", _planned),
     ("partition", _partition),

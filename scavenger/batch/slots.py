@@ -46,6 +46,10 @@ class SlotKind:
     """
     nodes: frozenset[str] = frozenset()
     """Hosts that have such slots (expanded; empty: all)."""
+    free_memory: float | None = None
+    """Part of the memory of a slot that must be free without the page cache; None: as the scheduler
+    needs it. See :attr:`HostResources.free_memory_mb`.
+    """
 
     def covers(self, host: str) -> bool:
         """Return whether this host has such slots."""
@@ -74,6 +78,10 @@ class HostResources:
     closed: str = ""
     """Why no further job can start on the host, for example because a job has exclusive use of it;
     empty if one can.
+    """
+    free_memory_mb: int | None = None
+    """Memory of the host that is neither in use nor page cache, MiB; None: not known. Other idle
+    memory is page cache, which the kernel gives up, or is used by jobs beyond their requests.
     """
 
 
@@ -140,6 +148,7 @@ def slot_facts(
             if waiting and resource in free:
                 free[resource] -= waiting * amount
     facts = []
+    waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
         fitting = 0 if use.closed else capacity(free, kind.amounts)
         beside = neighbour_reason(kind, use.neighbours, owner)
@@ -147,18 +156,21 @@ def slot_facts(
             slot_name(host.name, kind.name, number)
             for number in range(capacity(use.total, kind.amounts))
         ]
+        idle_count = 0
         # The host may have had more resources when these were leased.
         names += [n for n in leased if kind_of(n) == kind.name and n not in names]
         for name in names:
             lease = leased.get(name)
             idle = lease is None and fitting > 0
             fitting -= idle
+            idle_count += idle
             facts.append(
                 host._replace(
                     name=name,
                     state=host.state if lease is not None else _state(host, use, free, kind),
                     idle=idle,
                     beside=beside,
+                    memory=memory_reason(kind, use, idle_count, waiting_mb) if idle else "",
                     idle_since=idle_since.get(name, now) if idle else None,
                     lease=lease.lease if lease is not None else "",
                     kind=kind.name,
@@ -189,6 +201,39 @@ def neighbour_reason(kind: SlotKind, neighbours: Iterable[Neighbour], owner: str
             f"{kind.name} may be beside {_allowed(kind.beside)} only"
         )
     return ""
+
+
+def memory_reason(kind: SlotKind, use: HostResources, count: int, waiting_mb: float = 0.0) -> str:
+    """Return why the memory of a slot does not count as free; empty if it does, or is not known.
+
+    Args:
+        kind: the kind.
+        use: the host.
+        count: number of idle slots of the kind up to this one, for all of which there must be
+            memory.
+        waiting_mb: free memory that leases which do not run yet need, MiB.
+    """
+    if not kind.free_memory or use.free_memory_mb is None:
+        return ""
+    needed = count * _needed_mb(kind) + waiting_mb
+    if use.free_memory_mb >= needed:
+        return ""
+    slots = f"{count} idle slots" if count > 1 else "a slot"
+    return (
+        f"its host has {use.free_memory_mb} MiB of free memory, and {slots} of kind {kind.name} "
+        f"need {needed:.0f} MiB free ({kind.free_memory:g} of the memory of a slot): jobs may use "
+        "more than they requested, or it is page cache"
+    )
+
+
+def _needed_mb(kind: SlotKind) -> float:
+    return (kind.free_memory or 0.0) * kind.amounts.get(MEMORY_MB, 0)
+
+
+def _reserved_mb(kinds: Iterable[SlotKind], leased: Mapping[str, LeasedSlot]) -> float:
+    """Return the free memory that leases which do not run yet need, MiB."""
+    needed = {kind.name: _needed_mb(kind) for kind in kinds}
+    return sum(needed.get(kind_of(name), 0.0) for name, lease in leased.items() if not lease.runs)
 
 
 def kind_finding(

@@ -26,12 +26,11 @@ def slot_findings(
     """
     if not settings.slots:
         return
-    select = site.settings.get("SelectType", "")
-    if select and not select.endswith(("cons_tres", "cons_res")):
+    if (why := site.why_whole_nodes(())) and settings.slots:
         yield (
             False,
-            f"Slurm allocates whole nodes (SelectType={select}), so that nothing is idle on a used "
-            "one; remove slots from [scheduler.slurm], or have Slurm use select/cons_tres.",
+            f"{why}, so that nothing is idle on a used one; remove slots from [scheduler.slurm], "
+            "or have Slurm use select/cons_tres.",
         )
         return
     try:
@@ -39,6 +38,7 @@ def slot_findings(
     except SchedulerError as error:
         yield False, f"What the hosts have cannot be read: {error}"
         return
+    yield from _whole_nodes(hosts, site, settings)
     for kind in settings.slots:
         yield _kind_finding(kind, hosts, site, settings.lease)
     for sentence in unconfined(site.settings, settings.slots):
@@ -74,7 +74,10 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
         yield (
             "Slurm does not limit the memory of jobs (ConstrainRAMSpace in cgroup.conf). "
             "MalleTrain measures that of its leases and ends a job that uses more than its slot "
-            "has, unless [nodes] bound_memory is false. Between two measurements it is not bounded."
+            "has, unless [nodes] bound_memory is false. Between two measurements it is not "
+            "bounded. Because other jobs may use more than they requested, slots are leased only "
+            "where a quarter of their memory, or free_memory of their kind, is free without the "
+            "page cache (FreeMem)."
         )
     if not constrains["Devices"] and any("gpu" in kind.amounts for kind in kinds):
         yield (
@@ -85,6 +88,23 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
         "Nothing bounds what a lease uses of memory bandwidth, network and PCIe beside other jobs. "
         'If that is not acceptable on a host, set beside = "nobody" for its kinds of slots.'
     )
+
+
+def _whole_nodes(
+    hosts: Mapping[str, HostResources], site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]
+) -> Iterator[Finding]:
+    """Yield a finding if the lease of a slot would hold its whole host."""
+    partitions = settings.lease.partitions
+    covered = (name for name in hosts if any(kind.covers(name) for kind in settings.slots))
+    reasons = {why for name in covered if (why := site.why_whole_nodes(partitions, name))}
+    for why in sorted(reasons):
+        yield (
+            False,
+            f"Leases are of slots, but {why}, so that the lease of one slot would hold its whole "
+            "host; MalleTrain leases no slot there. Set OverSubscribe=NO and ExclusiveUser=NO for "
+            "the partition, have leases run in another one (partition in [scheduler.slurm]), or "
+            "remove slots from [scheduler.slurm] to lease whole nodes.",
+        )
 
 
 def _kind_finding(

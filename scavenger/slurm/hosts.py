@@ -7,6 +7,10 @@ Pure; :mod:`scavenger.batch.slots` decides which slots are idle.
 A host's processors are its effective ones (``CPUEfctv``: without those that slurmd keeps for
 itself), its memory is ``RealMemory`` less ``MemSpecLimit``. Where Slurm does not allocate memory
 (``SelectTypeParameters`` without ``CR_Memory``) it counts none as used.
+
+``FreeMem`` is the memory that slurmd last found unused (``freeram`` of sysinfo(2)), ``N/A`` if it
+has not said. The page cache is not part of it, so that it is a lower bound of what processes can
+get: on a host that has read many files it is small although nothing is short of memory.
 """
 
 from __future__ import annotations
@@ -64,7 +68,10 @@ def read_hosts(text: str) -> dict[str, HostResources]:
         # One with --exclusive=user has not, and makes its user the owner of the node.
         owner = values.get("Owner", "N/A").partition("(")[0]
         closed = "" if owner in ("N/A", "") else f"kept for jobs of {owner} (--exclusive=user)"
-        hosts[name] = HostResources(total, used, closed=closed)
+        free = values.get("FreeMem", "")
+        hosts[name] = HostResources(
+            total, used, closed=closed, free_memory_mb=int(free) if free.isdecimal() else None
+        )
     if not hosts:
         raise SchedulerError("scontrol show node lists no node.")
     return hosts

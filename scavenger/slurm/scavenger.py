@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
@@ -270,6 +271,10 @@ def _in_block(job: SlurmJob) -> tuple[str, str] | None:
 
 
 TURN_WITHOUT_BACKFILL_S = 60.0
+FREE_MEMORY = 0.25
+"""Part of the memory of a slot that must be free where Slurm does not limit the memory of jobs. The
+rest may be page cache, which FreeMem does not count as free.
+"""
 
 
 class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
@@ -345,7 +350,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
         facts = node_facts(nodes, jobs, reservations, own, self._idle_since, now)
         if s.slots:
-            facts = self._slots(facts, jobs.pending, own, now)
+            facts = self._slots(site, facts, jobs.pending, own, now)
         due = (
             []
             if s.backfill
@@ -413,6 +418,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _slots(
         self,
+        site: SlurmSite,
         hosts: Mapping[str, NodeFacts],
         pending: Sequence[SlurmJob],
         own: Mapping[str, SlurmJob],
@@ -421,7 +427,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """Return slot → its facts, and those of hosts without slots unchanged. Raises
         SchedulerError.
         """
-        kinds = self.settings.slots
+        usual = 0.0 if site.limits_memory else FREE_MEMORY
+        kinds = [
+            replace(kind, free_memory=usual if kind.free_memory is None else kind.free_memory)
+            for kind in self.settings.slots
+        ]
         use = read_hosts(self.commands.ask([*HOSTS]))
         if any(kind.beside != ANY for kind in kinds):
             mark = new_mark()
@@ -443,9 +453,12 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if name not in use:
                 raise SchedulerError(f"scontrol show node does not list {name}, which sinfo lists.")
             host = host._replace(planned_at=planned.get(name))
+            resources = use[name]
+            if why := site.why_whole_nodes(self.settings.lease.partitions, name):
+                resources = replace(resources, closed=f"where {why}")
             for one in slot_facts(
                 host,
-                use[name],
+                resources,
                 kinds,
                 leased.get(name, {}),
                 self._idle_since,

@@ -8,7 +8,7 @@ decides whether the configuration is suitable for MalleTrain.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scavenger.batch.commands import CommandError, Commands, require_complete
@@ -24,6 +24,15 @@ NO_LIMIT = 65534
 """PrologEpilogTimeout that is not set, as ``scontrol show config`` prints it."""
 MAX_ARRAY_SIZE = 1001
 DEFAULT_QOS = "normal"
+_WHOLE = (
+    ("OverSubscribe", "EXCLUSIVE"),
+    ("ExclusiveUser", "YES"),
+    ("Exclusive", "NODE"),
+    ("Exclusive", "USER"),
+)
+"""Settings of a partition whose jobs keep others off their nodes, as ``scontrol show partition``
+prints them (slurm.conf(5), PARTITION CONFIGURATION).
+"""
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _SETTING = re.compile(r"^(\w+(?:\[\d+\])?)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _FEDERATION = re.compile(r"^Federation:\s*(\S+)", re.MULTILINE)
@@ -57,6 +66,10 @@ class Partition:
     exclusive_topo: bool = False
     """Whether its jobs have whole blocks of the topology (``ExclusiveTopo=YES`` since 24.11,
     ``Exclusive=TOPO`` in later releases).
+    """
+    whole_nodes: str = ""
+    """The setting with which a job keeps others off its nodes, such as ``OverSubscribe=EXCLUSIVE``
+    (all other jobs) or ``ExclusiveUser=YES`` (those of other users); empty: jobs share nodes.
     """
 
 
@@ -124,6 +137,15 @@ class SlurmSite:
         return int(text) if text.isdecimal() else None
 
     @property
+    def limits_memory(self) -> bool:
+        """Whether a job can use no more memory than it requested (cgroup.conf(5),
+        ConstrainRAMSpace).
+        """
+        plugins = self.settings.get("TaskPlugin", "")
+        constrains = self.settings.get("ConstrainRAMSpace", "").lower() == "yes"
+        return "cgroup" in plugins and constrains
+
+    @property
     def cluster(self) -> str:
         """Its name if it belongs to a federation, so that jobs have to name it; otherwise empty."""
         return self.settings.get("ClusterName", "") if self.federation else ""
@@ -171,6 +193,26 @@ class SlurmSite:
                 if setting.partition("[")[0] == name
             )
         ]
+
+    def why_whole_nodes(self, partitions: Iterable[str], node: str = "") -> str:
+        """Return why the lease of a slot would keep other jobs off its whole node; empty if it
+        would not.
+
+        Args:
+            partitions: partitions in which leases run. One such partition is enough, because Slurm
+                chooses among them.
+            node: the node; empty: any.
+        """
+        select = self.settings.get("SelectType", "")
+        if select and not select.endswith(("cons_tres", "cons_res")):
+            return f"Slurm allocates whole nodes (SelectType={select})"
+        for name in partitions:
+            partition = self.partitions.get(name)
+            if partition is None or not partition.whole_nodes:
+                continue
+            if not node or node in partition.nodes:
+                return f"jobs of partition {name} have whole nodes ({partition.whole_nodes})"
+        return ""
 
     def preempt_mode_of(self, partition: str) -> str:
         """Return what happens to a preempted job of the partition: OFF, CANCEL, REQUEUE,
@@ -290,6 +332,7 @@ def _partition(line: str) -> Partition:
         fields.get("QoS", "N/A").replace("N/A", "").replace("(null)", ""),
         int(memory) if (memory := fields.get("MaxMemPerNode", "")).isdecimal() else None,
         fields.get("ExclusiveTopo") == "YES" or fields.get("Exclusive") == "TOPO",
+        next((f"{name}={fields[name]}" for name, value in _WHOLE if fields.get(name) == value), ""),
     )
 
 

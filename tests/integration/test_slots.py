@@ -43,8 +43,7 @@ at_once = 2
 every = "200 ms"
 [job]
 script = "train.py"
-nodes = "1"
-kind = "gpu"
+gpus = "1"
 env = { MALLETRAIN_PRELOAD = "0" }
 profile = "off"
 [space]
@@ -58,7 +57,9 @@ def test_a_job_and_trials_share_a_host_and_a_main_job_takes_back_one_slot(tmp_pa
     options = {"division": HOST, "trace": trace, "hold": True, "at_end": "hold"}
     with site(tmp_path / "site", nodes=1, config=KINDS, cluster=options) as made:
         script = made.script("train.py", TRAIN)
-        job = made.submit(script, nodes=(1, 2), name="one", node_class="gpu", profile=False)
+        job = made.submit(script, nodes=(1, 2), counts="gpus", name="one", profile=False)
+        with made.client() as client:
+            assert client.job(job).spec["node_class"] == "gpu"
         made.until(lambda: len(made.job(job).nodes) == 2, "the job has two slots")
         with (tmp_path / "engine.log").open("ab") as log:
             engine = subprocess.Popen(
@@ -93,7 +94,7 @@ def test_a_job_and_trials_share_a_host_and_a_main_job_takes_back_one_slot(tmp_pa
             engine.kill()
             engine.wait()
         with made.client() as client:
-            assert {job.state for job in client.jobs()} == {"completed"}
+            assert {(job.state, job.counts) for job in client.jobs()} == {("completed", "gpus")}
             [used] = client.usage()
         assert used.node_class == "gpu"
         assert used.charged_nh == pytest.approx(used.leased_nh / GPUS)  # its part of the host

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.slurm.hosts import HOSTS, read_hosts
+from scavenger.slurm.job import SlurmLeaseOptions
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import TELL, scavenger
 from tests.slurm.test_site import STEADY
@@ -40,6 +44,10 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
     [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.3"]
     assert explained.state == "mixed, with 3 of 4 gpu, 6 of 8 cpus, 1700 of 2000 MiB idle"
     assert not explained.is_gap
+    host = read_hosts(slurm.run(*HOSTS))["n1"]
+    assert host.free_memory_mb is not None
+    [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.0"]
+    assert ("memory", True, "nothing is known to use its memory") in explained.rules
     requests = [
         LeaseRequest(f"l{n}", f"n1/gpu.{n}", (sys.executable, "-c", TELL, str(root / f"l{n}")))
         for n in range(3)
@@ -105,8 +113,27 @@ def test_the_check_says_which_hosts_can_have_a_kind(cluster):
 
 def test_slots_need_a_slurm_that_shares_nodes(cluster):
     slurm = cluster(1)
-    texts = [text for works, text in scavenger(slurm, slots=(GPU,)).check() if not works]
+    one = scavenger(slurm, slots=(GPU,))
+    texts = [text for works, text in one.check() if not works]
     assert [t for t in texts if "select/linear" in t], texts
+    assert not idle(one)
+
+
+@pytest.mark.parametrize("setting", ["OverSubscribe=EXCLUSIVE", "ExclusiveUser=YES"])
+def test_a_partition_whose_jobs_have_whole_nodes_has_no_slots(cluster, setting):
+    line = f"PartitionName=whole Nodes=n1 PriorityTier=1 PreemptMode=CANCEL GraceTime=6 {setting}\n"
+    slurm = cluster(2, **{**SHARED, "partitions": line})
+    lease = SlurmLeaseOptions(partition="whole,preemptable")
+    one = scavenger(slurm, slots=(GPU,), lease=lease)
+    assert idle(one) == [f"n2/gpu.{number}" for number in range(4)]
+    why = f"jobs of partition whole have whole nodes ({setting})"
+    [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.0"]
+    assert explained.state == f"idle, where {why}"
+    [sentence] = [text for works, text in one.check() if not works and why in text]
+    assert "remove slots from [scheduler.slurm] to lease whole nodes" in sentence
+    shared = scavenger(slurm, slots=(GPU,))
+    assert len(idle(shared)) == 8
+    assert not any("have whole nodes" in text for _, text in shared.check())
 
 
 def test_nothing_is_taken_beside_jobs_of_others_where_the_site_says_so(cluster):

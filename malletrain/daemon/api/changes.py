@@ -237,14 +237,14 @@ class OperatorActions:
                 f"Job {row.id} is being profiled; its limits can be changed when that is over."
             )
         low, high = (whole(params, n, 0, 0, MAX_NODES + 1) for n in ("min_nodes", "max_nodes"))
-        largest = run.spec.largest
+        largest, noun = run.spec.largest, run.spec.size_noun
         sized = run.spec.trains and row.started is not None
         if sized and high > largest:
             raise RequestRefused(
-                f"Job {row.id} has started with at most {largest} nodes: its batches and the ends "
+                f"Job {row.id} has started with at most {largest} {noun}: its batches and the ends "
                 f"of its epochs are sized for that number ({env.MAX_WORLD_SIZE}), and more would "
                 f"drop or repeat samples. Give it {largest} at most, or cancel it and submit it "
-                f"again with --nodes {low}:{high}; it resumes from its snapshot.",
+                f"again with {run.spec.size_option} {low}:{high}; it resumes from its snapshot.",
                 "usage",
             )
         sizes = run.spec.profile_sizes
@@ -260,7 +260,7 @@ class OperatorActions:
         if problem := problem_of(spec, files=False):
             raise RequestRefused(problem, "usage")
         before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
-        sentence = f"Job {row.id} ({row.name}) may use {low}:{high} nodes, not {before}."
+        sentence = f"Job {row.id} ({row.name}) may use {low}:{high} {noun}, not {before}."
         with self._context.transaction():
             state.audit.record(
                 EventKind.JOB_LIMITED, sentence, job=row.id, min_nodes=low, max_nodes=high, by=user

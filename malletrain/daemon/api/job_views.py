@@ -164,6 +164,7 @@ def missing_nodes_clause(
     present: int,
     warming_up: int,
     backing_off: Mapping[str, float] | None = None,
+    noun: str = "nodes",
 ) -> str:
     """Return the nodes that a job still lacks, as a clause: ``needs 4 nodes at least, 1 is held``.
 
@@ -173,8 +174,9 @@ def missing_nodes_clause(
         warming_up: number of nodes that warm up.
         backing_off: idle node that is left alone after failures → seconds until it is requested
             again.
+        noun: what is counted, as the owner of the job said it.
     """
-    nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
+    nodes = f"1 {noun.removesuffix('s')}" if needed == 1 else f"{needed} {noun} at least"
     have = {0: "none is held", 1: "1 is held"}.get(present, f"{present} are held")
     more = {0: "", 1: ", 1 warms up"}.get(warming_up, f", {warming_up} warm up")
     addition = ""
@@ -279,6 +281,7 @@ class JobViews:
             self._state.goals.view(row.id, goal),
             run.step_shares() if run else {},
             spec.mode,
+            spec.counts,
         )
         return view if self._state.accounts.may_manage(user, row.owner) else job_for_others(view)
 
@@ -341,8 +344,13 @@ class JobViews:
                 and kind in ("", a.node_class)
                 for a in self._state.agents
             )
+            run = self._state.runs.get(row.id)
             missing = missing_nodes_clause(
-                job.submitted.min_nodes, nodes, warming_up, gaps.left_alone(owner, now)
+                job.submitted.min_nodes,
+                nodes,
+                warming_up,
+                gaps.left_alone(owner, now),
+                run.spec.size_noun if run is not None else "nodes",
             )
             pending = pending_leases_clause(
                 [

@@ -61,6 +61,7 @@ from malletrain.daemon.jobs.admission import (
 from malletrain.daemon.jobs.goals import goals_problem
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
+from malletrain.daemon.jobs.sizes import with_kind
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
@@ -261,6 +262,9 @@ class Api:
         )
         if problem:
             raise RequestRefused(problem, "usage")
+        spec = with_kind(
+            spec, state.config.scheduler.table.slot_sections, state.config.gaps.classes
+        )
         if problem := refused(spec, user, state.accounts, state.config.notify):
             raise RequestRefused(problem)
         if problem := goals_problem(goals_of(spec), spec.mode, state.clock.now()):
@@ -288,7 +292,7 @@ class Api:
             )
             state.audit.record(
                 EventKind.JOB_SUBMITTED,
-                f"{spec.min_nodes}:{spec.max_nodes} nodes, {spec.script}",
+                f"{spec.min_nodes}:{spec.max_nodes} {spec.size_noun}, {spec.script}",
                 job=row.id,
                 name=spec.name,
             )

@@ -26,7 +26,7 @@ from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
 from malletrain.protocol.job_links import links_problem
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
-from malletrain.protocol.payloads import TUNABLE
+from malletrain.protocol.payloads import SIZE_NOUNS, TUNABLE
 from malletrain.protocol.task_template import OUTPUT, expand, problems
 
 
@@ -280,6 +280,11 @@ def _size_problem(spec: messages.JobSpec) -> str:
         return "A job needs a name of 1 to 200 printable characters."
     if JOB_ID.fullmatch(spec.name):
         return f"The name '{spec.name}' looks like the id of a job; give the job another."
+    if spec.counts not in SIZE_NOUNS:
+        return (
+            f"The sizes of a job count slots or gpus, or nodes if nothing is said, and not "
+            f"'{spec.counts[:40]}'."
+        )
     if not 1 <= spec.min_nodes <= spec.max_nodes:
         return (
             f"The job asks for {spec.min_nodes}:{spec.max_nodes} nodes; give MIN:MAX with 1 "

@@ -5,7 +5,7 @@ import { bars, chart, shares } from "./charts.js";
 import { h, replace, section, table } from "./dom.js";
 import { farm } from "./farm.js";
 import { logs } from "./logs.js";
-import { CAUSES, ENDED, PARTS, STANDS, clock, count, duration, hosts, measured, moment, number, rate } from "./words.js";
+import { CAUSES, ENDED, PARTS, STANDS, clock, count, duration, hosts, measured, moment, number, rate, sizes } from "./words.js";
 
 const ASK_EVERY_MS = 2000;
 
@@ -59,7 +59,7 @@ export function job(main, [id = ""]) {
     const rows = [
       ["State", h("span", { class: `state ${job.state}` }, job.state)],
       ["Owner", job.owner],
-      ["Nodes", `${job.nodes.length} of ${job.min_nodes}:${job.max_nodes}${job.nodes.length ? `: ${hosts(job.nodes)}` : ""}`],
+      ["Nodes", `${job.nodes.length} of ${sizes(job)}${job.nodes.length ? `: ${hosts(job.nodes)}` : ""}`],
       ["Throughput", rate(job.rate) || "none"],
       [spec.farm ? "Tasks done" : "Samples", count(job.samples)],
       ["Rescales", job.rescales],

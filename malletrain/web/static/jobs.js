@@ -2,7 +2,7 @@
 
 import { seen } from "./daemon.js";
 import { breakable, h, link, replace } from "./dom.js";
-import { ENDED, count, duration, measured, moment, natural, number, rate } from "./words.js";
+import { ENDED, count, duration, measured, moment, natural, number, rate, sizes } from "./words.js";
 
 const FILTERS = [["", "all"], ["unfinished", "not ended"], ["running", "running"], ["waiting", "waiting"],
   ["completed", "completed"], ["failed", "failed"], ["cancelled", "cancelled"]];
@@ -11,7 +11,7 @@ const COLUMNS = [
   ["name", "Name", (job) => job.name, (job) => link(`job/${job.id}`, breakable(job.name)), "name"],
   ["state", "State", (job) => job.state, (job) => [h("span", { class: `state ${job.state}` }, job.state),
     job.reason && h("small", { class: "reason" }, job.reason)], "standing"],
-  ["nodes", "Nodes", (job) => job.nodes.length, (job) => `${job.nodes.length || "-"} of ${job.min_nodes}:${job.max_nodes}`, "number"],
+  ["nodes", "Nodes", (job) => job.nodes.length, (job) => `${job.nodes.length || "-"} of ${sizes(job)}`, "number"],
   ["rate", "Samples/s", (job) => job.rate, (job) => rate(job.rate), "number"],
   ["took", "Time", (job) => took(job), (job) => duration(took(job)), "number"],
   ["owner", "Owner", (job) => job.owner, (job) => breakable(job.owner), "name wide"],

@@ -41,6 +41,9 @@ export function duration(seconds) {
 }
 
 /** Formats a number: two decimals for small numbers, none for large ones. */
+// What a job wants, as its owner said it: 1:16, or 1:16 GPUs.
+export const sizes = (job) => `${job.min_nodes}:${job.max_nodes}${{ slots: " slots", gpus: " GPUs" }[job.counts] || ""}`;
+
 export const amount = (value) => value.toFixed(value < 10 ? 2 : value < 1000 ? 1 : 0);
 
 /** Formats node-hours for users: 5 min, not 0.08 h. */

@@ -75,6 +75,14 @@ def test_a_job_is_submitted_as_the_command_line_does(client, daemon, script):
     assert spec["curve"] == {"1": 2.0, "4": 7.0}
 
 
+@pytest.mark.parametrize("size", [2, "1:2", (1, 2)])
+@pytest.mark.parametrize("counts", ["slots", "gpus"])
+def test_sizes_in_slots_and_gpus(client, daemon, script, counts, size):
+    client.submit(script, **{counts: size})
+    ((_, params),) = [seen for seen in daemon.seen if seen[0] == "submit"]
+    assert (params["spec"]["counts"], params["spec"]["max_nodes"]) == (counts, 2)
+
+
 def test_an_option_that_there_is_not_is_named(client, script):
     with pytest.raises(TypeError, match=r"no option 'node'; it has after, .*nodes"):
         client.submit(script, node=3)

@@ -118,6 +118,19 @@ def test_at_most_so_many_tasks_run_at_a_time(run, daemon, here, words, expected)
     assert specs[0]["farm"].get("max_running") == expected
 
 
+def test_slots_of_a_farm_and_gpus_of_a_task(run, daemon, here):
+    """``--gpus`` is of a task here, and stands beside each option for the size of the farm."""
+    specs, _ = farm_of(daemon)
+    (here / "work.py").write_text("#!/usr/bin/env python\n#MALLETRAIN --nodes 1:9 --gpus 1\n")
+    words = ("--array", "1-3", "--slots", "1:4", "--kind", "gpu", "--", "./work.py", "{index}")
+    done = run("map", *words)
+    assert done.exit_code == 0, done.stderr
+    assert (specs[0]["counts"], specs[0]["max_nodes"]) == ("slots", 4)
+    assert specs[0]["farm"]["gpus"] == 1
+    refused = run("map", "--array", "1", "--slots", "1", "--nodes", "1", "--", "echo", "{index}")
+    assert "--nodes and --slots each give the size" in refused.stderr
+
+
 def test_a_negative_number_of_running_tasks_is_refused(run, daemon):
     done = run("map", "--array", "1-9", "--max-running", "-1", "--", "echo", "{}")
     assert done.exit_code == 2

@@ -124,6 +124,47 @@ def test_options_at_the_head_of_a_module_count(run, daemon, package):
 
 
 @pytest.mark.parametrize(
+    ("head", "words", "counts", "largest"),
+    [
+        ("", ("--slots", "1:16"), "slots", 16),
+        ("", ("--gpus", "2"), "gpus", 2),
+        ("--gpus 1:8 --kind gpu", (), "gpus", 8),
+        ("--gpus 1:8", ("--nodes", "1:4"), None, 4),
+        ("--nodes 1:4", ("--slots", "1:3"), "slots", 3),
+        ("--slots 1:4", ("--gpus", "1:3"), "gpus", 3),
+    ],
+)
+def test_sizes_in_slots_and_gpus(run, daemon, script, head, words, counts, largest):
+    """A size on the command line takes the place of the script's."""
+    script.write_text(f"#MALLETRAIN {head}\n" if head else "")
+    result = run("submit", *words, script)
+    assert result.exit_code == 0, result.stderr
+    spec = spec_of(daemon)
+    assert (spec.get("counts"), spec["max_nodes"]) == (counts, largest)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--nodes", "1:4", "--gpus", "1:4"), "--nodes and --gpus each give the size of the job"),
+        (("--slots", "0"), '"0" asks for 0 slots at least'),
+        (("--gpus", "many"), '"many" is not a number of GPUs'),
+    ],
+)
+def test_sizes_that_are_refused(run, daemon, script, words, sentence):
+    result = run("submit", *words, script)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert not daemon.seen
+
+
+def test_a_wrong_size_at_the_head_of_a_script_is_named_by_its_line(run, daemon, script):
+    script.write_text("#MALLETRAIN --slots 4:2\n")
+    result = run("submit", script)
+    assert 'line 1: "4:2" has a maximum below' in result.stderr
+
+
+@pytest.mark.parametrize(
     ("module", "words"),
     [
         ("package.gone", "There is no module package.gone that can be run in "),

@@ -48,3 +48,8 @@ def test_idle_nodes_that_are_left_alone_are_said(alone, words):
 )
 def test_leases_that_wait_are_said_with_the_schedulers_reason(reasons, words):
     assert pending_leases_clause(reasons) == words
+
+
+def test_the_sentence_counts_what_the_owner_counts():
+    assert missing_nodes_clause(4, 1, 0, noun="GPUs") == "needs 4 GPUs at least, 1 is held"
+    assert missing_nodes_clause(1, 0, 0, noun="slots") == "needs 1 slot, none is held"

@@ -2,10 +2,12 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from malletrain.protocol.views import NodeView
-from malletrain.render.tables import host_sentences, nodes
+from malletrain.render.tables import host_sentences, job, jobs, nodes
+from tests.malletrain.cli.fake_daemon import detail, job_view
 
 BUSY = "it is mixed, with 1 of 4 gpu idle"
 ROWS = [
@@ -34,3 +36,20 @@ def printed(rows):
 def test_they_are_shown_where_there_are_slots_only():
     assert f"2 left alone: {BUSY}" in printed(ROWS)
     assert "What is idle on each host" not in printed(ROWS[-1:])
+
+
+@pytest.mark.parametrize(
+    ("counts", "row", "fact"),
+    [
+        ("", "1:16 ", "Nodes"),
+        ("slots", "1:16 slots", "Slots"),
+        ("gpus", "1:16 GPUs", "GPUs"),
+    ],
+)
+def test_sizes_are_shown_as_the_owner_said_them(counts, row, fact):
+    view = job_view(min_nodes=1, max_nodes=16, counts=counts)
+    out = io.StringIO()
+    Console(file=out, width=160).print(jobs([view], 1.0), job(detail(job=view)))
+    table, facts = out.getvalue().split("Job  ", 1)
+    assert row in table
+    assert [line for line in facts.splitlines() if line.startswith(fact) and "1:16 wanted" in line]

@@ -48,6 +48,17 @@ def test_whether_trials_share_a_profile(tmp_path, profile, key, on):
     assert (spec.profile_key, spec.profile) == (key, on)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "counts", "largest"),
+    [({}, "", 1), ({"slots": "1:3"}, "slots", 3), ({"gpus": "2"}, "gpus", 2)],
+)
+def test_the_size_of_a_trial_in_slots_and_gpus(tmp_path, sizes, counts, largest):
+    spec = trials.build_job(sweep_in(tmp_path, **sizes), "s-0", {"x": 0.5}, 0)
+    assert (spec.counts, spec.max_nodes) == (counts, largest)
+    with pytest.raises(SweepError, match="--nodes and --gpus each give the size"):
+        trials.build_job(sweep_in(tmp_path, nodes="1", gpus="1"), "s-0", {"x": 0.5}, 0)
+
+
 def test_a_trials_parameters_may_say_how_large_its_model_is(tmp_path):
     (tmp_path / "sizes_of_trials.py").write_text(
         "def both(x): return 1e6 * x, 1e9\ndef one(x): return 5\ndef none(x): return x.y\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +113,44 @@ def test_whose_jobs_may_be_beside_a_slot(beside, owner, passes):
     assert answer["beside"] is passes
     empty = slot_facts(HOST, HostResources(TOTAL, used()), [kind], {}, {}, 0.0, owner)
     assert choose(empty, rules, 0.0, lambda _: None).gaps, "an empty host is free for all"
+
+
+@pytest.mark.parametrize(
+    ("part", "free_mb", "taken"),
+    [
+        (0.25, 1000, 4),
+        (0.25, 999, 3),
+        (0.25, 249, 0),
+        (1.0, 2999, 2),
+        (0.25, None, 4),  # not known
+        (0.0, 0, 4),  # not looked at
+        (None, 0, 4),
+    ],
+)
+def test_memory_that_nobody_requested_but_that_is_not_free(part, free_mb, taken):
+    """Each idle slot of a host needs free memory of its own."""
+    kind = replace(GPU, free_memory=part)
+    assert kind.amounts["memory_mb"] == 1000
+    rules, host = GapRules(idle_for_s=0.0), HostResources(TOTAL, used(), free_memory_mb=free_mb)
+    facts = slot_facts(HOST, host, [kind], {}, {}, 0.0)
+    choice = choose(facts, rules, 0.0, lambda _: None)
+    assert sorted(node.name for node in choice.gaps) == [f"c1/gpu.{n}" for n in range(taken)]
+    for number, fact in enumerate(facts):
+        answers = {rule: ok for rule, ok, _ in explain(fact, rules, choice, 0.0).rules}
+        assert answers["idle"]
+        assert answers["memory"] is (number < taken)
+
+
+def test_the_memory_of_a_lease_that_does_not_run_yet_is_not_free():
+    kind = replace(GPU, free_memory=0.5)
+    host = HostResources(TOTAL, used(), free_memory_mb=1000)
+    leased = {"c1/gpu.0": LeasedSlot("l1", False)}
+    facts = {f.name: f for f in slot_facts(HOST, host, [kind], leased, {}, 0.0)}
+    assert facts["c1/gpu.1"].memory == ""
+    assert facts["c1/gpu.2"].memory == (
+        "its host has 1000 MiB of free memory, and 2 idle slots of kind gpu need 1500 MiB free "
+        "(0.5 of the memory of a slot): jobs may use more than they requested, or it is page cache"
+    )
 
 
 def test_a_kind_of_other_hosts():

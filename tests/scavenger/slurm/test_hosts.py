@@ -21,11 +21,19 @@ LINE = (
 N1 = HostResources(
     {"cpus": 62, "memory_mb": 1900, "gpu": 4, "gpu:a100": 4, "shard": 8},
     {"cpus": 10, "memory_mb": 300, "gpu": 2, "gpu:a100": 2, "shard": 0},
+    free_memory_mb=12419,
 )
 
 
 def test_a_host():
     assert read_hosts(LINE.format(owner="N/A")) == {"n1": N1}
+
+
+@pytest.mark.parametrize("word", ["N/A", "(null)"])
+def test_a_host_of_which_slurm_does_not_know_the_free_memory(word):
+    text = LINE.format(owner="N/A").replace("FreeMem=12419", f"FreeMem={word}")
+    [use] = read_hosts(text).values()
+    assert use.free_memory_mb is None
 
 
 def test_a_comment_with_a_line_break():

@@ -21,8 +21,8 @@ from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
 from malletrain.training import parameter_order, rng
 from malletrain.training.dict_tensors import DictTensors
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.objects import (
-    ModuleNumbers,
     check_object,
     load_state,
     names_by_optimizer,

@@ -25,7 +25,7 @@ _RESTART = {
     ),
     "tricks": (
         *("ema", "swa", "grad_scaler", "accumulation", "lbfgs", "sam", "gan", "group_added"),
-        *("frozen", "compiled", "teacher"),
+        *("frozen", "compiled", "teacher", "cached_tables"),
     ),
     "data": (
         *("persistent_workers", "prefetcher", "train_accuracy", "stream", "stream_of_few"),

@@ -61,12 +61,13 @@ class UnsavedAverages:
         self._checked.update(average for average, _ in new)
         if not new or any(map(_may_contain_weights, self._objects.values())):
             return
-        names = {
-            id(p): name for name, module in self._modules().items() for p in module.parameters()
-        }
+        modules = self._modules()
+        names = {id(p): name for name, module in modules.items() for p in module.parameters()}
+        saved = {id(part) for module in modules.values() for part in _parts(module)}
         for average, model in new:
             averaged = [names[id(p)] for p in _parameters(model) if id(p) in names]
-            if averaged and not any(id(p) in names for p in _parameters(average)):
+            # Without its counter, an average begins anew at its next update.
+            if averaged and id(average) not in saved:
                 report.tell(
                     f"{self._owner} was not given the average of {averaged[0]!r} (AveragedModel): "
                     "after a change of nodes it begins anew, unless the script restores it. Pass "
@@ -81,6 +82,10 @@ class UnsavedAverages:
 
 def _parameters(module: Any) -> list[Any]:
     return list(module.parameters()) if module is not None else []
+
+
+def _parts(module: Any) -> list[Any]:
+    return list(module.modules()) if hasattr(module, "modules") else [module]
 
 
 def _may_contain_weights(value: Any) -> bool:

@@ -58,6 +58,10 @@ def in_own_state_dict(average):
     return {"other": Model(2, 1)}
 
 
+def only_its_module(average):
+    return {"ema": average.module}
+
+
 def absent(average):
     return {}
 
@@ -78,6 +82,7 @@ def others(average):
     ("objects", "is_named"),
     [
         *((absent, True), (others, True), (passed, False), (as_state, False), (inside, False)),
+        (only_its_module, True),
         *(
             (in_own_class, False),
             (weights_in_dict, False),

@@ -78,7 +78,7 @@ _LIVE = {
     ),
     "live_models": (
         *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),
-        *("warm_restarts", "overflow", "averages_swapped_in"),
+        *("warm_restarts", "overflow", "averages_swapped_in", "cached_tables"),
     ),
     "epoch_begins": (
         *("scheduled_first_live", "decayed_first_live", "epoch_sums_live", "teacher_first_live"),

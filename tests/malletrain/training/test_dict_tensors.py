@@ -5,6 +5,7 @@ and nothing is written to what the script uses for something else.
 from __future__ import annotations
 
 import gc
+import io
 import weakref
 
 import numpy as np
@@ -155,6 +156,20 @@ MODEL = nn.Linear(1, 2)
 ROWS = torch.zeros(2, 2)
 WHOLE = torch.zeros(2)
 FIXED = np.zeros(2, np.float32)
+
+
+def loaded(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def seen_by_numpy(tensor):
+    tensor.numpy()
+    return tensor
+
+
 USED_BY_OTHERS = {
     "a row": lambda: ROWS[0],
     "a view of all": lambda: WHOLE.view(2),
@@ -170,6 +185,8 @@ USED_BY_OTHERS = {
     "what is computed": lambda: torch.zeros(2, requires_grad=True) * 2,
     "objects": lambda: np.array([None, None]),
     "no tensor": lambda: 0,
+    "what torch.load made": lambda: loaded(torch.zeros(2)),
+    "what numpy has seen": lambda: seen_by_numpy(torch.zeros(2)),
     "sparse": lambda: torch.zeros(2).to_sparse(),
 }
 

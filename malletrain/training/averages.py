@@ -56,14 +56,20 @@ class UnsavedAverages:
             _watch_updates()
 
     def tell_unsaved(self) -> None:
-        """Tell the user once which average is not saved."""
+        """Tell the user once which average is not saved. Never raises."""
+        try:
+            self._tell_unsaved()
+        except Exception:  # a diagnosis of a script's objects must not stop its snapshots
+            return
+
+    def _tell_unsaved(self) -> None:
         new = [(a, m()) for a, m in list(_averaged.items()) if a not in self._checked]
         self._checked.update(average for average, _ in new)
         if not new or any(map(_may_contain_weights, self._objects.values())):
             return
         modules = self._modules()
         names = {id(p): name for name, module in modules.items() for p in module.parameters()}
-        saved = {id(part) for module in modules.values() for part in _parts(module)}
+        saved = {id(part) for module in modules.values() for part in module.modules()}
         for average, model in new:
             averaged = [names[id(p)] for p in _parameters(model) if id(p) in names]
             # Without its counter, an average begins anew at its next update.
@@ -82,10 +88,6 @@ class UnsavedAverages:
 
 def _parameters(module: Any) -> list[Any]:
     return list(module.parameters()) if module is not None else []
-
-
-def _parts(module: Any) -> list[Any]:
-    return list(module.modules()) if hasattr(module, "modules") else [module]
 
 
 def _may_contain_weights(value: Any) -> bool:

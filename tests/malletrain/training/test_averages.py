@@ -7,6 +7,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import malletrain
+from malletrain.training.averages import UnsavedAverages
 from tests.malletrain.training.worker_side import as_plain_script
 
 
@@ -103,3 +104,15 @@ def test_an_average_that_is_not_saved_is_named_once(objects, is_named, tmp_path,
     snapshot.save()
     messages = capsys.readouterr().err
     assert messages.count("was not given the average of 'model' (AveragedModel)") == is_named
+
+
+def test_a_module_that_cannot_be_read_stops_nothing():
+    class Odd(torch.nn.Linear):
+        def parameters(self, recurse=True):
+            raise RuntimeError("not yet")
+
+    model, other = Odd(2, 1), torch.nn.Linear(2, 1)
+    averages = UnsavedAverages("Snapshot", {"model": model})
+    average = AveragedModel(other)
+    average.update_parameters(other)
+    averages.tell_unsaved()

@@ -60,6 +60,7 @@ class BackgroundSnapshot(Snapshot):
             self.wait()
             self._raise_refused()
             return super()._save(taken)
+        self._tell_attributes()
         try:
             copied = Taken(to_host(self._payload()), report.totals())
         except Exception:  # the base class tries again and reports the error

@@ -20,9 +20,11 @@ from malletrain.elastic import rates
 from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
 from malletrain.training import parameter_order, rng
+from malletrain.training.averages import UnsavedAverages
 from malletrain.training.dict_tensors import DictTensors
+from malletrain.training.module_attributes import ModuleAttributes
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.objects import (
-    ModuleNumbers,
     check_object,
     load_state,
     names_by_optimizer,
@@ -97,6 +99,8 @@ class Holder:
         self.device = device
         self._numbers = ModuleNumbers(objects)
         self.dict_tensors = DictTensors(objects)
+        self._attributes = ModuleAttributes("elastic.Run", objects)
+        self._averages = UnsavedAverages("elastic.Run", objects)
         self.rooms = Rooms(device)
 
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -133,22 +137,25 @@ class Holder:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def pack(
-        self, counters: dict[str, Any], with_names: bool = True
+        self, counters: dict[str, Any], for_peer: bool = True
     ) -> tuple[bytes, list[torch.Tensor]]:
         """Return (skeleton, tensors). The tensors are those of the objects, not copies. Raises
         StateError.
 
         Args:
             counters: the counters of the run.
-            with_names: whether the skeleton has the names of the optimizers' parameters. A process
-                that restores its own state needs none.
+            for_peer: whether another process restores the state. It needs the names of the
+                optimizers' parameters, and the user is told what the state does not have.
         """
+        if for_peer:
+            self._attributes.tell_changed()
+            self._averages.tell_unsaved()
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
         skeleton["modes"] = {name: modes_of(m) for name, m in self.modules().items()}
         skeleton["numbers"] = self._numbers.changed()
         skeleton["dict_tensors"] = self.dict_tensors.record()
-        skeleton["parameter_names"] = names_by_optimizer(self.objects) if with_names else {}
+        skeleton["parameter_names"] = names_by_optimizer(self.objects) if for_peer else {}
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)
             try:

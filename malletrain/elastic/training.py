@@ -254,7 +254,7 @@ class StateCopy:
         """Copy the current state, and ``counters``. Raises StateError if the state of an object
         cannot be read.
         """
-        self._skeleton, tensors = self._state.pack(counters, with_names=False)
+        self._skeleton, tensors = self._state.pack(counters, for_peer=False)
         self._devices = [t.device for t in tensors]
         if [(t.shape, t.dtype, t.device) for t in tensors] != [
             (t.shape, t.dtype, t.device) for t in self._tensors
@@ -270,7 +270,7 @@ class StateCopy:
         than ``most_bytes`` bytes.
         """
         self.forget()
-        skeleton, tensors = self._state.pack(counters, with_names=False)
+        skeleton, tensors = self._state.pack(counters, for_peer=False)
         if sum(t.nbytes for t in tensors) > most_bytes:
             return False
         self._tensors = [t.to("cpu", copy=True) for t in tensors]

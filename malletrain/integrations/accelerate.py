@@ -36,7 +36,7 @@ from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.epoch_begin import EpochBegin
-from malletrain.training.objects import ModuleNumbers
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.snapshot_file import SnapshotError

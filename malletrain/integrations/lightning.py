@@ -40,7 +40,7 @@ from malletrain.integrations.guard import StateGuard
 from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles
 from malletrain.training import owner, report
 from malletrain.training.module_attributes import ModuleAttributes
-from malletrain.training.objects import ModuleNumbers
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 

@@ -37,7 +37,7 @@ from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.epoch_begin import undo_of
-from malletrain.training.objects import ModuleNumbers
+from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 from malletrain.training.tracking import mlflow_run, run_id

@@ -56,17 +56,24 @@ class UnsavedAverages:
             _watch_updates()
 
     def tell_unsaved(self) -> None:
-        """Tell the user once which average is not saved."""
+        """Tell the user once which average is not saved. Never raises."""
+        try:
+            self._tell_unsaved()
+        except Exception:  # a diagnosis of a script's objects must not stop its snapshots
+            return
+
+    def _tell_unsaved(self) -> None:
         new = [(a, m()) for a, m in list(_averaged.items()) if a not in self._checked]
         self._checked.update(average for average, _ in new)
         if not new or any(map(_may_contain_weights, self._objects.values())):
             return
-        names = {
-            id(p): name for name, module in self._modules().items() for p in module.parameters()
-        }
+        modules = self._modules()
+        names = {id(p): name for name, module in modules.items() for p in module.parameters()}
+        saved = {id(part) for module in modules.values() for part in module.modules()}
         for average, model in new:
             averaged = [names[id(p)] for p in _parameters(model) if id(p) in names]
-            if averaged and not any(id(p) in names for p in _parameters(average)):
+            # Without its counter, an average begins anew at its next update.
+            if averaged and id(average) not in saved:
                 report.tell(
                     f"{self._owner} was not given the average of {averaged[0]!r} (AveragedModel): "
                     "after a change of nodes it begins anew, unless the script restores it. Pass "

@@ -22,9 +22,9 @@ are read only at the start of a script, never at a save or in a step.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import weakref
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ that it had at the start.
 """
 
 _CHUNK_BYTES = 1 << 24
-"""Memory on the CPU for reading a tensor."""
+"""Maximum memory on the CPU for reading a tensor."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,14 @@ class _Start:
     reference: weakref.ref[Any]
     """The object. The script may drop it, and its memory is freed."""
     content_hash: str
-    """Hash of the content that the object had at the start."""
+    """Result of :func:`_content_hash` at the start."""
     requires_grad: bool
     """Whether it is trained; False for an array."""
 
 
 class DictTensors:
-    """The tensors and arrays in the dicts among a script's objects.
+    """The tensors and arrays in the dicts among a script's objects. What the dicts have when it is
+    made is what they have at the start of the script.
 
     Args:
         objects: the script's objects, by name; others than dicts are only read.
@@ -62,11 +63,6 @@ class DictTensors:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
-        self._starts: dict[str, dict[Any, _Start]] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Take the objects that the dicts have now as those at the start of the script."""
         self._starts = {
             name: {key: start for key, value in values.items() if (start := _start(value))}
             for name, values in self._dicts().items()
@@ -180,20 +176,24 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _content_hash(value: Any) -> str:
-    """Return a hash of the dtype, shape and bytes of ``value``, a tensor or array."""
-    sha = hashlib.sha256(f"{value.dtype} {tuple(value.shape)}".encode())
+    """Return the dtype and shape of ``value``, a tensor or array, and a CRC-32 of its bytes, which
+    is fast enough for a dict with a copy of a large model.
+    """
+    checksum = 0
     if _is_array(value):
         import numpy
 
-        sha.update(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data)
-        return sha.hexdigest()
-    import torch
+        content = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)
+        checksum = zlib.crc32(content.data)
+    else:
+        import torch
 
-    content = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    for chunk in content.split(_CHUNK_BYTES):
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8)
         # a copy, because torch counts memory that numpy has seen as numpy's
-        sha.update(chunk.to("cpu", copy=True).numpy())
-    return sha.hexdigest()
+        copy = torch.empty(min(len(content), _CHUNK_BYTES), dtype=torch.uint8)
+        for chunk in content.split(_CHUNK_BYTES):
+            checksum = zlib.crc32(copy[: len(chunk)].copy_(chunk).numpy().data, checksum)
+    return f"{value.dtype} {tuple(value.shape)} {checksum:08x}"
 
 
 def _memory(value: Any) -> int:

@@ -3,8 +3,8 @@ lists, dicts and deques, such as outputs collected over an epoch, and tensors th
 parameters nor buffers, such as a center or a queue.
 
 Decides which attributes these are, and tells the user. Numbers, flags and strings are saved
-(:class:`malletrain.training.objects.ModuleNumbers`). What these attributes hold may be the data of
-one rank, so it cannot be saved in the same way.
+(:mod:`malletrain.training.module_numbers`). What these attributes hold may be the data of one rank,
+so it cannot be saved in the same way.
 """
 
 from __future__ import annotations

@@ -8,17 +8,11 @@ in fine-tuning that unfreezes layers step by step. If the optimizer has all save
 is loaded at once. Otherwise the state of its present groups is loaded at once, and the full state
 right before its next update. Until then the script must add the other groups with
 ``add_param_group()``.
-
-:class:`ModuleNumbers` saves what ``state_dict()`` does not include: plain numbers in attributes of
-modules that change during training (the counter of an average's warm-up, a decreasing temperature),
-and which parameters are frozen. It decides which attributes belong to the state: those that differ
-from their value at the start of the script. A value that the script sets and does not change, such
-as a size or a probability, is taken from the script at every start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -94,66 +88,6 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-Numbers = dict[str, dict[str, Any]]
-"""Values by name of the module, then by "path of the submodule.attribute"."""
-
-
-class ModuleNumbers:
-    """The plain numbers of the modules among a script's objects.
-
-    Args:
-        objects: the script's objects, by name; others than modules are ignored.
-        without: names of attributes that belong to a library.
-    """
-
-    def __init__(self, objects: Mapping[str, Any], without: Collection[str] = ()) -> None:
-        self._objects = objects
-        self._without = set(without)
-        self._initial: Numbers = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Take the current values as those at the start of the script."""
-        self._initial = {name: self._values_of(module) for name, module in self._modules().items()}
-
-    def changed(self) -> Numbers:
-        """Return the values that differ from those at the start of the script."""
-        changed: Numbers = {}
-        for name, module in self._modules().items():
-            initial = self._initial.get(name, {})
-            changed_values = {path: value for path, value in self._values_of(module).items()
-                   if path not in initial or _differ(initial[path], value)}  # fmt: skip
-            if changed_values:
-                changed[name] = changed_values
-        return changed
-
-    def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set the values of ``saved``, a result of :meth:`changed`, in the modules."""
-        for name, module in self._modules().items():
-            values = saved.get(name, {})
-            targets: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
-            targets.update((plain_name(path), p) for path, p in module.named_parameters())
-            for key, value in values.items():
-                path, _, attribute = key.rpartition(".")
-                if path in targets:
-                    setattr(targets[path], attribute, value)
-
-    def _modules(self) -> dict[str, Any]:
-        targets = {name: unwrapped(value) for name, value in self._objects.items()}
-        return {name: t for name, t in targets.items() if hasattr(t, "named_modules")}
-
-    def _values_of(self, module: Any) -> dict[str, Any]:
-        names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
-        values = {
-            f"{names[id(attributes)]}.{name}": attributes[name]
-            for attributes, name in plain_attributes(module)
-            if name not in self._without
-        }
-        for path, parameter in module.named_parameters():
-            values[f"{plain_name(path)}.requires_grad"] = parameter.requires_grad
-        return values
-
-
 def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
     """Return (``__dict__`` of the submodule, attribute name) for the plain numbers, strings and
     flags of a module and its submodules, without the attributes that torch sets in every module.
@@ -167,10 +101,6 @@ def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
         for name, value in vars(part).items()
         if type(value) in (bool, int, float, str) and name not in without
     ]
-
-
-def _differ(first: Any, value: Any) -> bool:
-    return bool(first != value) and not (first != first and value != value)  # NaN is like NaN
 
 
 _FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"

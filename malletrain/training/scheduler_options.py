@@ -61,8 +61,10 @@ def tell_other_options(objects: Mapping[str, Any], payload: Mapping[str, Any], n
             text = ", ".join(f"{key} = {old} (script: {new})" for key, new, old in differences)
             report.tell(
                 f"The scheduler {object_name!r} continues with the options of snapshot {name}, "
-                f"which differ from those of this script: {text}. To use the script's, set them "
-                "after restore(), unless the training itself has changed them.",
+                f"which differ from those of this script: {text}. To follow the script's: "
+                "own = scheduler.state_dict() before restore(), and after it "
+                'scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch}) and '
+                "scheduler.step(scheduler.last_epoch). To set the options alone is not enough.",
                 once=f"options of {object_name} in {name}",
             )
 

@@ -139,3 +139,20 @@ def test_a_run_that_goes_on_without_its_scheduler_is_refused(tmp_path, monkeypat
         updated(tmp_path / "x.pt", 2)
         with pytest.raises(ElasticError, match=r"step 2 .* Make it before elastic\.Run and pass"):
             updated(tmp_path / "x.pt", 1)
+
+
+def test_what_is_not_saved_is_named_at_the_first_snapshot(tmp_path, monkeypatch, capsys):
+    report.sentence_keys.clear()
+    model = torch.nn.Linear(2, 2)
+    model.outputs = []
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with as_plain_script(monkeypatch):
+        snapshot = BackgroundSnapshot(tmp_path / "run.pt", 0.0, model=model)
+        snapshot.restore()
+        model.outputs.append(1)
+        average.update_parameters(model)
+        snapshot.step()
+        snapshot.wait()
+    log = capsys.readouterr().err
+    assert "elastic.Run does not save model.outputs: " in log
+    assert "elastic.Run was not given the average of 'model'" in log

@@ -7,6 +7,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import malletrain
+from malletrain.training.averages import UnsavedAverages
 from tests.malletrain.training.worker_side import as_plain_script
 
 
@@ -58,6 +59,10 @@ def in_own_state_dict(average):
     return {"other": Model(2, 1)}
 
 
+def only_its_module(average):
+    return {"ema": average.module}
+
+
 def absent(average):
     return {}
 
@@ -78,6 +83,7 @@ def others(average):
     ("objects", "is_named"),
     [
         *((absent, True), (others, True), (passed, False), (as_state, False), (inside, False)),
+        (only_its_module, True),
         *(
             (in_own_class, False),
             (weights_in_dict, False),
@@ -98,3 +104,15 @@ def test_an_average_that_is_not_saved_is_named_once(objects, is_named, tmp_path,
     snapshot.save()
     messages = capsys.readouterr().err
     assert messages.count("was not given the average of 'model' (AveragedModel)") == is_named
+
+
+def test_a_module_that_cannot_be_read_stops_nothing():
+    class Odd(torch.nn.Linear):
+        def parameters(self, recurse=True):
+            raise RuntimeError("not yet")
+
+    model, other = Odd(2, 1), torch.nn.Linear(2, 1)
+    averages = UnsavedAverages("Snapshot", {"model": model})
+    average = AveragedModel(other)
+    average.update_parameters(other)
+    averages.tell_unsaved()

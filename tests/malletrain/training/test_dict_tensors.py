@@ -5,6 +5,7 @@ and nothing is written to what the script uses for something else.
 from __future__ import annotations
 
 import gc
+import io
 import weakref
 
 import numpy as np
@@ -77,6 +78,7 @@ def saved(path, **dicts):
 def restored(path, **dicts):
     """Return the Snapshot of the next process, which has restored ``dicts``."""
     snapshot = malletrain.Snapshot(path, **dicts)
+    snapshot.restore()
     assert snapshot.restore()
     return snapshot
 
@@ -113,6 +115,7 @@ def test_nothing_is_written_to_an_object_that_the_script_replaced(tmp_path):
     path, data = tmp_path / "x.pt", torch.zeros(3)
     state = {"best": data, "last": data}
     snapshot = malletrain.Snapshot(path, state=state)
+    snapshot.restore()
     state["best"] = torch.ones(3)
     snapshot.save()
     for _ in range(2):  # the second run replaces nothing itself, and saves
@@ -153,6 +156,20 @@ MODEL = nn.Linear(1, 2)
 ROWS = torch.zeros(2, 2)
 WHOLE = torch.zeros(2)
 FIXED = np.zeros(2, np.float32)
+
+
+def loaded(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def seen_by_numpy(tensor):
+    tensor.numpy()
+    return tensor
+
+
 USED_BY_OTHERS = {
     "a row": lambda: ROWS[0],
     "a view of all": lambda: WHOLE.view(2),
@@ -168,6 +185,8 @@ USED_BY_OTHERS = {
     "what is computed": lambda: torch.zeros(2, requires_grad=True) * 2,
     "objects": lambda: np.array([None, None]),
     "no tensor": lambda: 0,
+    "what torch.load made": lambda: loaded(torch.zeros(2)),
+    "what numpy has seen": lambda: seen_by_numpy(torch.zeros(2)),
     "sparse": lambda: torch.zeros(2).to_sparse(),
 }
 
@@ -178,6 +197,7 @@ def test_nothing_is_written_to_what_others_use_or_what_does_not_fit(own, tmp_pat
     is_array = isinstance(own(), np.ndarray)
     first = {"x": np.zeros(2) if is_array else torch.zeros(2)}
     snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=first)
+    snapshot.restore()
     first["x"] += 1
     snapshot.save()
     value = own()
@@ -192,6 +212,7 @@ def test_nothing_is_written_to_what_others_use_or_what_does_not_fit(own, tmp_pat
 def test_nothing_is_written_to_memory_that_two_keys_have(tmp_path):
     first = {"x": torch.zeros(2), "y": torch.zeros(2)}
     snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=first)
+    snapshot.restore()
     first["x"].add_(1)
     first["y"].add_(2)
     snapshot.save()
@@ -208,6 +229,7 @@ def test_a_snapshot_of_an_earlier_version_loads_as_it_did(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(DictTensors, "record", lambda self: {})
         snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=script.facts)
+        snapshot.restore()
         script.train()
         snapshot.save()
     restored(tmp_path / "x.pt", facts=later.facts)
@@ -347,6 +369,24 @@ def test_what_nothing_may_be_written_to_is_not_read(tmp_path, monkeypatch):
     assert DictTensors({"facts": facts}).record() == {}
 
 
+@pytest.mark.parametrize("first_call", ["restore", "save"])
+def test_contents_are_read_once_at_a_start(first_call, tmp_path, monkeypatch):
+    read = []
+
+    def checksum(value):
+        read.append(tuple(value.shape))
+        return "0"
+
+    monkeypatch.setattr(dict_tensors, "_content_hash", checksum)
+    facts = {"weights": torch.zeros(2), "order": np.arange(3)}
+    snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=facts)
+    getattr(snapshot, first_call)()
+    snapshot.step()
+    snapshot.save()
+    snapshot.restore()
+    assert read == [(2,), (3,)]
+
+
 def _refuse(value):
     raise AssertionError("a content is read")
 
@@ -411,6 +451,7 @@ def test_a_passed_object_needs_no_method_parameters(tmp_path):
 
     script = Wrapper()
     snapshot = malletrain.Snapshot(tmp_path / "x.pt", facts=script.facts)
+    snapshot.restore()
     script.train()
     snapshot.save()
     later = Wrapper()

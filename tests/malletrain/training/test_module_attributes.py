@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import malletrain
+from malletrain.elastic.state import Holder
 from malletrain.training import report
 from malletrain.training.module_attributes import ModuleAttributes
 
@@ -128,3 +129,14 @@ def test_a_snapshot_names_them_once(tmp_path, capsys):
         snapshot.save()
     log = capsys.readouterr().err
     assert log.count("Snapshot does not save net.center: ") == 1
+
+
+def test_a_state_for_a_joiner_names_them(capsys):
+    """A run in live mode may have no snapshot."""
+    net = Net()
+    holder = Holder({"net": net}, torch.device("cpu"))
+    net.center.add_(1)
+    holder.pack({}, for_peer=False)
+    assert "does not save" not in capsys.readouterr().err
+    holder.pack({})
+    assert "elastic.Run does not save net.center: " in capsys.readouterr().err

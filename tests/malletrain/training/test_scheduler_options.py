@@ -101,6 +101,53 @@ def test_other_options_are_named(start, capsys, make):
     assert "T_max = 3 (script: 5)" in capsys.readouterr().err
 
 
+SCHEDULES = {
+    "cosine": cosine,
+    "one cycle": lambda o, epochs: lr_scheduler.OneCycleLR(o, 0.1, total_steps=epochs + 1),
+    "restarts": lambda o, epochs: lr_scheduler.CosineAnnealingWarmRestarts(o, epochs // 2),
+    "steps": lambda o, epochs: lr_scheduler.MultiStepLR(o, [epochs // 2, epochs - 1]),
+    "linear": lambda o, epochs: lr_scheduler.LinearLR(o, 0.1, total_iters=epochs),
+}
+
+
+def rates(optimizer, scheduler, steps):
+    """Make ``steps`` steps; return the rate of each."""
+    made = []
+    for _ in range(steps):
+        optimizer.step()
+        scheduler.step()
+        made.append(optimizer.param_groups[0]["lr"])
+    return made
+
+
+@pytest.mark.parametrize("done", [5, 10])
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_the_schedule_follows_the_script_as_the_message_says(make, done, tmp_path, monkeypatch):
+    def parts(epochs):
+        monkeypatch.setattr(sys, "argv", ["train.py", f"--epochs={epochs}"])
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+        scheduler = make(optimizer, epochs)
+        return optimizer, scheduler
+
+    undisturbed = rates(*parts(14), 14)
+    optimizer, scheduler = parts(10)
+    snapshot = Snapshot(tmp_path / "run.pt", optimizer=optimizer, scheduler=scheduler)
+    snapshot.restore()
+    rates(optimizer, scheduler, done)
+    assert snapshot.save()
+    for _ in range(2):  # a round of the requeued job, and its next one
+        optimizer, scheduler = parts(14)
+        snapshot = Snapshot(tmp_path / "run.pt", optimizer=optimizer, scheduler=scheduler)
+        own = scheduler.state_dict()
+        assert snapshot.restore()
+        scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch})
+        scheduler.step(scheduler.last_epoch)
+        assert rates(optimizer, scheduler, 1) == pytest.approx(undisturbed[done : done + 1])
+        assert snapshot.save()
+        done += 1
+
+
 def test_another_rate_is_named(start, capsys):
     start(cosine, 3)
     start(cosine, 3, lr=0.2)
@@ -198,7 +245,9 @@ def test_a_sequence_with_an_array_is_restored(start, capsys):
 
     start(make, 3)
     start(make, 5)
-    assert "T_max = 3 (script: 5)" in capsys.readouterr().err
+    log = capsys.readouterr().err
+    assert "T_max = 3 (script: 5)" in log
+    assert 'scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch})' in log
 
 
 def test_a_scheduler_whose_state_cannot_be_taken_is_left_out(capsys):

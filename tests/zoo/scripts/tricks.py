@@ -230,3 +230,48 @@ def teacher(trace: Trace) -> None:
         target.load_state_dict(t.model.state_dict())
         trace.note("target", epoch, loss=evaluate(target))
     t.end()
+
+
+class Rotary(nn.Module):
+    """A table that is computed for each new length, and the length beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length: int | None = None
+        self.cosines: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] != self.length:
+            self.length = x.shape[1]
+            self.cosines = torch.arange(self.length, dtype=x.dtype).mul(0.1).cos()
+        assert self.cosines is not None
+        return x * self.cosines
+
+
+class WarmedUp(nn.Module):
+    """Features come in one after the other: a count of forward passes, and a mask beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.mask: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(99, 99, dtype=x.dtype).tril()
+        if self.training:
+            self.passes += 1
+        return x * self.mask[min(self.passes // 3, 9)][: x.shape[1]]
+
+
+def cached_tables(trace: Trace) -> None:
+    """Modules with tensors that no state includes: a length that describes one, and a counter."""
+    t = Training(trace)
+    t.model = nn.Sequential(Rotary(), WarmedUp(), *t.model)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.model.train()
+        t.train_epoch(epoch)
+        t.model.eval()
+        trace.note("evaluation", epoch, loss=evaluate(t.model), passes=t.model[1].passes)
+    t.end()

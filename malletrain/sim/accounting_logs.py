@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malletrain.sim.json_lists import objects
-from malletrain.sim.logged_jobs import FILE_LINES, JobLog, LogJob, job_log
+from malletrain.sim.logged_jobs import FILE_LINES, JobLog, LogJob, first_known, job_log
 from malletrain.sim.resources import holds_part_of_gpu, pbs_resources, slurm_tres
 from malletrain.sim.workload_files import first_line, lines_of
 from malletrain.sim.workloads import WorkloadError
@@ -68,11 +68,13 @@ def read_sacct(path: str | Path) -> JobLog:
     if first.lstrip().startswith("{"):
         entries, columns = _json_entries(path), frozenset(("JobID", "AllocTRES"))
     else:
-        columns = frozenset(_columns(first))
+        columns = frozenset(_JOB_ID.get(name, name) for name in _columns(first))
         entries = _text_entries(path, counts)
     jobs: dict[object, LogJob] = {}
     for entry in entries:
         submit, start, end = entry.submit, entry.start, entry.end
+        if submit and start and start < submit <= _repeated(start):
+            start = _repeated(start)
         if start and end and end < start < end + 3600:
             end += 3600  # local times: it ran during the repeated hour at the end of summer time
         try:
@@ -92,8 +94,13 @@ def read_sacct(path: str | Path) -> JobLog:
                 submit, start, run_s, count, names, allocated=allocated, line=entry.line
             )
             counts["parts of GPUs"] += holds_part_of_gpu(entry.tres)
-    zero = min((job.submit_s for job in jobs.values()), default=None)
+    zero = min(map(first_known, jobs.values()), default=None)
     notes = []
+    if "JobID" not in columns:
+        notes.append(
+            "The log has no column JobID: steps of jobs, if it lists them, count as jobs of their "
+            "own (sacct --allocations lists none)."
+        )
     if counts["steps"]:
         notes.append(
             f"The log lists {counts['steps']:,} steps of jobs, which are left out (sacct "
@@ -124,7 +131,9 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
     lines = enumerate(lines_of(path), start=1)
     first = next(((number, line) for number, line in lines if line.strip()), (1, ""))
     bars = "|" in first[1] or not first[1]
-    header = _columns(first[1])
+    header = [_JOB_ID.get(name, name) for name in _columns(first[1])]
+    if header.count("JobID") > 1:  # the first column of both says it
+        header = _columns(first[1])
     missing = [name for name in ("Submit", "Start", "End") if name not in header]
     if not {"NNodes", "AllocNodes", "NodeList"} & set(header):
         missing.append("NNodes")
@@ -135,6 +144,7 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
     at = {name: header.index(name) for name in header}
     job, nodes, tres = (at.get(name) for name in ("JobID", "NodeList", "AllocTRES"))
     counted = at.get("NNodes", at.get("AllocNodes"))
+    cluster, clusters = at.get("Cluster"), set[str]()
     submit, start, end = (at[name] for name in ("Submit", "Start", "End"))
     for number, line in lines:
         row = line.rstrip("\n").split("|") if bars else _comma_row(line.rstrip("\n"), header)
@@ -145,8 +155,15 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
         if job is not None and "." in row[job]:
             counts["steps"] += 1
             continue
-        if row[start].strip() == "Start" and [word.strip() for word in row] == header:
+        if row[start].strip() == "Start" and row[end].strip() == "End":
             continue  # several concatenated files
+        if cluster is not None:
+            clusters.add(row[cluster])
+            if len(clusters) > 1:
+                raise WorkloadError(
+                    f"{path}, line {number}: The log has jobs of several clusters "
+                    f"({', '.join(sorted(clusters))}); give those of one (sacct --clusters NAME)."
+                )
         listed = "" if nodes is None else row[nodes].strip()
         try:
             yield _SacctEntry(
@@ -161,6 +178,17 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
             )
         except WorkloadError as error:
             raise WorkloadError(f"{path}, line {number}: {error}") from None
+
+
+_JOB_ID = {"JobIDRaw": "JobID"}
+"""Column to the one that says the same."""
+
+
+def _repeated(seconds: float) -> float:
+    """Return what else the local time of this moment means: the moment an hour later at the end of
+    summer time, else the same.
+    """
+    return datetime.fromtimestamp(seconds).replace(fold=1).timestamp()
 
 
 def _columns(line: str) -> list[str]:
@@ -271,10 +299,10 @@ def read_pbs(path: str | Path) -> JobLog:
     """Read PBS accounting logs: a directory of files named by day (``server_priv/accounting``), or
     one file.
 
-    Start records (S) open a job, end (E) and rerun (R) records close it (PBS Professional,
-    Administrator's Guide, chapter "Accounting"). Other records are skipped. The time of a record is
-    local time of the machine; start and end in it are seconds since the epoch. The first start
-    shows the difference between the time zones of the machine and the reader.
+    Start records (S) open a job; end (E), rerun (R) and abort (A) records close it (PBS
+    Professional, Administrator's Guide, chapter "Accounting"). Other records are skipped. The time
+    of a record is local time of the machine; start and end in it are seconds since the epoch. The
+    first start shows the difference between the time zones of the machine and the reader.
 
     Raises:
         WorkloadError: a file cannot be read; the message names file and line.
@@ -287,11 +315,16 @@ def read_pbs(path: str | Path) -> JobLog:
             raise WorkloadError(
                 f"{path}: No accounting log lies here; they are named by day, such as 20240131."
             )
+        plain = {f.name for f in files}
+        files = [f for f in files if f.suffix != ".gz" or f.stem not in plain]
     files.sort(key=lambda f: f.name)
     # Jobs that run, as (file, line, message): the record of the end says all that the start does.
     running: dict[str, tuple[int, int, str]] = {}
     jobs: list[LogJob] = []
-    skipped, since, ahead_s = 0, math.inf, None
+    # Starts of jobs whose end was recorded first, in the same second.
+    ended: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    since, ahead_s = math.inf, None
 
     def job_of(number: int, line: int, message: str) -> tuple[LogJob | None, dict[str, str]]:
         fields = dict(_pairs(message))
@@ -305,21 +338,35 @@ def read_pbs(path: str | Path) -> JobLog:
     ):
         at, kind, name, message = record.split(";", 3)
         since = min(since, _pbs_time(at))
-        if kind not in "SER":
+        if kind not in "SERAu":
             continue
         start = _PBS_START.search(message)
         if kind == "S" and start is not None and "exec_host=" in message:
             if ahead_s is None:
                 ahead_s = _zones_apart(_pbs_time(at) - float(start[1]))
+            if ended.pop(name, None) == start[1]:
+                continue
+            before = running.get(name)
             running[name] = number, line, message
+            lost, _ = (None, {}) if before is None else job_of(*before)
+            if lost is not None and lost.start_s is not None and lost.start_s < float(start[1]):
+                counts["lost ends"] += 1
+                jobs.append(replace(lost, run_s=float(start[1]) - lost.start_s))
+            continue
+        if kind == "u":
+            counts["released"] += 1
             continue
         begun = running.pop(name, None)
+        if kind == "A" and begun is None:
+            continue  # it never ran
         job, fields = job_of(number, line, message)
-        if begun is not None and (kind == "R" or job is None):
+        if begun is not None and (kind != "E" or job is None):
             job, _ = job_of(*begun)
         if job is None or job.start_s is None or (kind == "R" and begun is None):
-            skipped += 1
+            counts["skipped"] += 1
             continue
+        if begun is None and start is not None:
+            ended[name] = start[1]
         stop = (
             float(fields["end"])
             if fields.get("end", "").isdigit()
@@ -328,10 +375,22 @@ def read_pbs(path: str | Path) -> JobLog:
         if stop > job.start_s:
             jobs.append(replace(job, run_s=stop - job.start_s))
     jobs += [job for record in running.values() if (job := job_of(*record)[0]) is not None]
-    log = job_log("PBS accounting", path, jobs, None, skipped, files)
-    zero = min(job.submit_s for job in jobs)
+    log = job_log("PBS accounting", path, jobs, None, counts["skipped"], files)
+    zero = min(map(first_known, jobs))
+    notes = []
+    if counts["lost ends"]:
+        notes.append(
+            f"{counts['lost ends']:,} runs of jobs have no end in the log and were followed by "
+            "another run of the same job: they count until that one began."
+        )
+    if counts["released"]:
+        notes.append(
+            f"In {counts['released']:,} cases a job released a part of its nodes before its end "
+            "(pbs_release_nodes): these count as its own until its end, so that more were idle."
+        )
     return replace(
         log,
+        notes=tuple(notes),
         lists="since",
         since_s=since - (ahead_s or 0.0) - zero,
         zero=zero,

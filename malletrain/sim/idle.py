@@ -122,6 +122,7 @@ def idle_nodes(
     assumptions = [
         *log.notes,
         *observed.sentences,
+        *_unstarted_sentences(log, spans),
         *_endless_sentences(spans, observed),
         "Nodes without a job count as idle: the log does not tell those that are down, drained "
         "or reserved.",
@@ -143,6 +144,17 @@ def idle_nodes(
             )
         return IdleNodes(trace, tuple(assumptions), IdleBounds(least_s, idle_s), is_named=True)
     return _without_names(log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions)
+
+
+def _unstarted_sentences(log: JobLog, spans: Sequence[JobSpan]) -> list[str]:
+    """Return a sentence about jobs that ran, and of which the log does not say when."""
+    missing = len(log.jobs) - len(spans)
+    if not missing:
+        return []
+    return [
+        f"{missing:,} jobs are left out: the log does not say when they started. Their nodes look "
+        "idle."
+    ]
 
 
 def _endless_sentences(spans: Sequence[JobSpan], observed: Observation) -> list[str]:

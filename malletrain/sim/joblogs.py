@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from malletrain.sim.accounting_logs import read_pbs, read_sacct
+from malletrain.sim.accounting_logs import SACCT, read_pbs, read_sacct
 from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
 from malletrain.sim.resources import Resources
 from malletrain.sim.workload_files import first_line, read_text
@@ -38,9 +38,15 @@ def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
     if Path(path).is_dir():
         return read_pbs(path)
     first = first_line(path)
+    if first.lstrip().startswith(";"):
+        return read_swf(path, per_node=per_node)
     columns = {name.strip() for name in first.split(",")}
     if "|" in first or first.lstrip().startswith("{") or {"Submit", "Start", "End"} <= columns:
         return read_sacct(path)
+    if {"Submit", "Start", "End"} <= set(first.split()):
+        raise WorkloadError(
+            f"{path}: The columns of this output of sacct are cut to a width; run: {SACCT}"
+        )
     if "," in first:
         return read_gpu_csv(path, per_node=per_node or 1)
     return read_swf(path, per_node=per_node)
@@ -62,9 +68,9 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     rows: list[list[float]] = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.lstrip().startswith(";"):
-            header_match = re.match(r"\s*;\s*(MaxNodes|MaxProcs|UnixStartTime):\s*(\d+)", line)
+            header_match = re.match(r"\s*;\s*(MaxNodes|MaxProcs|UnixStartTime):\s*(\d[\d,]*)", line)
             if header_match:
-                header[header_match[1]] = int(header_match[2])
+                header[header_match[1]] = int(header_match[2].replace(",", ""))
         elif line.strip():
             try:
                 row = [float(word) for word in line.split()]
@@ -86,6 +92,12 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
             cpus_ground, cpus_inferred = "by the sizes of jobs; else: --per-node", True
         if header.get("MaxNodes", 0) > MAX_NODES:
             del header["MaxNodes"]  # it counts processors
+    rows, parts = _whole_jobs(rows)
+    if parts:
+        notes.append(
+            f"{parts:,} lines of parts of jobs (status 2 to 4), between which they were stopped, "
+            "are left out: the line of the whole job counts, as if it ran in one piece."
+        )
     jobs, skipped = [], 0
     for _, submit, wait, run, used, _, _, requested, _, _, _, user, *_ in rows:
         processors = used if used > 0 else requested
@@ -118,6 +130,16 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
         cpus_ground=cpus_ground,
         cpus_inferred=cpus_inferred,
     )
+
+
+def _whole_jobs(rows: list[list[float]]) -> tuple[list[list[float]], int]:
+    """Return the rows without those of parts of jobs that have a row as a whole, and how many these
+    are. A job that was stopped and went on has one row for all of it and, of the same number, one
+    for each part, with a status of 2, 3 or 4 (Standard Workload Format, version 2.2).
+    """
+    whole = {row[0] for row in rows if row[10] not in (2, 3, 4)}
+    jobs = [row for row in rows if row[10] not in (2, 3, 4) or row[0] not in whole]
+    return jobs, len(rows) - len(jobs)
 
 
 MAX_NODES = 16384

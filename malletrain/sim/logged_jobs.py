@@ -83,6 +83,11 @@ class JobLog:
         return f"{self.files[number]}, line {line}"
 
 
+def first_known(job: LogJob) -> float:
+    """Return when a job was submitted: when it started at the latest, whatever its log says."""
+    return job.submit_s if job.start_s is None else min(job.submit_s, job.start_s)
+
+
 def job_log(
     source: str,
     path: str | Path,
@@ -104,7 +109,8 @@ def job_log(
     Raises:
         WorkloadError: there are no jobs.
     """
-    ordered = sorted(jobs, key=lambda job: (job.submit_s, job.start_s or 0.0))
+    begun = (replace(job, submit_s=first_known(job)) for job in jobs)
+    ordered = sorted(begun, key=lambda job: (job.submit_s, job.start_s or 0.0))
     if not ordered:
         why = f"; all {skipped} entries are of jobs that never ran" if skipped else ""
         raise WorkloadError(f"{path}: The log has no job that ran{why}.")
@@ -113,7 +119,7 @@ def job_log(
         replace(
             j,
             submit_s=j.submit_s - zero,
-            start_s=None if j.start_s is None else max(j.start_s, j.submit_s) - zero,
+            start_s=None if j.start_s is None else j.start_s - zero,
         )
         for j in ordered
     )

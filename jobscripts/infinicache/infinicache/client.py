@@ -13,6 +13,7 @@ import asyncio
 import inspect
 import logging
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
@@ -71,7 +72,12 @@ def as_bytes(value: Buffer) -> memoryview:
         raise TypeError(
             f"A {name} has no bytes that could be stored ({error}); {advice}."
         ) from None
-    if "O" in view.format:
+    if hasattr(value, "filled") and hasattr(value, "mask"):
+        raise TypeError(
+            f"The mask of a {name} would be lost; give cache.put(key, value.filled()), or pickle "
+            f"it: {_PICKLE}."
+        )
+    if "O" in re.sub(":[^:]*:", "", view.format):  # without the names of fields
         raise TypeError(
             f"This {name} holds Python objects, so that its memory is a list of addresses. Pickle "
             f"it: {_PICKLE}."
@@ -215,7 +221,7 @@ class AsyncCache:
         self._stripe_bytes = stripe_bytes
         self._timeout_s = timeout_s
         self._proxies = Proxies(addresses, self._peers, timeout_s)
-        self._loading: dict[str, asyncio.Future[bytearray]] = {}
+        self._loading: dict[str, asyncio.Future[memoryview]] = {}
         self._near = NearCache(near_bytes)
         self._near_s = near_s
         self.counts = {"gets": 0, "near": 0, "misses": 0, "degraded": 0, "hedged": 0}
@@ -330,9 +336,7 @@ class AsyncCache:
             loading.add_done_callback(
                 lambda done: (self._loading.pop(key, None), done.cancelled() or done.exception())
             )
-        loaded = await asyncio.shield(loading)
-        # another get of the same load may change its copy
-        return loaded if own else bytearray(loaded)
+        return bytearray(await asyncio.shield(loading))  # each get may change its own
 
     async def get_stream(self, key: str) -> AsyncIterator[bytearray]:
         """Yield the object stripe by stripe; nothing on a miss. Raises CacheError if the object is
@@ -495,7 +499,7 @@ class AsyncCache:
             return False
         return True
 
-    async def _load(self, key: str, loader: Loader) -> bytearray:
+    async def _load(self, key: str, loader: Loader) -> memoryview:
         made = loader(key)
         value: Buffer = await made if inspect.isawaitable(made) else made
         view = as_bytes(value)
@@ -503,7 +507,7 @@ class AsyncCache:
             await self.put(key, view)
         except CacheError:  # the value is valid even if it could not be stored
             pass
-        return value if isinstance(value, bytearray) else bytearray(view)
+        return view
 
     # --- reading ---
 

@@ -12,6 +12,7 @@ import os
 import select
 import selectors
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from infinicache.client import AsyncCache, Loader
@@ -45,6 +46,13 @@ class Cache:
         self._cache = AsyncCache(addresses, key, **options)
         self.counts = self._cache.counts
         """Counts of the gets of this process by their outcome."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it is made of, its secret too: a process that unpickles it, such as a worker
+        that is started with ``spawn``, gets connections of its own.
+        """
+        addresses, key, options = self._made_of
+        return partial(Cache, **options), (addresses, key)
 
     def __enter__(self) -> Cache:
         return self

@@ -16,24 +16,32 @@ from windsr.verification import ensemble_scores
 
 
 def named(samples: Sequence[Path]) -> dict[str, Any]:
-    """Return results by name: that of the file, or of its folder if the file is samples.nc."""
-    return {
-        (path.parent.name if path.name == "samples.nc" else path.stem): output.read(path)
-        for path in samples
-    }
+    """Results by name: that of the file, or of its folder where the file is samples.nc. Raises
+    WindsrError where two have one name.
+    """
+    names = [path.parent.name if path.name == "samples.nc" else path.stem for path in samples]
+    if len(set(names)) < len(names):
+        raise WindsrError(
+            "Two of the files have the same name; rename one, so that they can be told apart."
+        )
+    return {name: output.read(path) for name, path in zip(names, samples, strict=True)}
 
 
 def _with_truth(samples: Sequence[Path]) -> dict[str, Any]:
     results = named(samples)
-    if len(results) < len(samples):
-        raise WindsrError(
-            "Two of the files have the same name; rename one, so that they can be told apart."
-        )
     unknown = [name for name, result in results.items() if result.truth is None]
     if unknown:
         raise WindsrError(
             f"{', '.join(unknown)} holds no truth to compare with: it was made from coarse fields."
         )
+    first = next(iter(results.values()))
+    for name, result in results.items():
+        same = result.truth.shape == first.truth.shape and np.array_equal(result.truth, first.truth)
+        if not same or not np.array_equal(result.times, first.times):
+            raise WindsrError(
+                f"{name} has other fields than {next(iter(results))}; only what was made of the "
+                "same fields can be compared."
+            )
     return results
 
 
@@ -63,11 +71,7 @@ def table_of(samples: Sequence[Path]) -> dict[str, Any]:
     table |= {name: _scored(result, result.members, peak) for name, result in results.items()}
     # one member, not the mean: the mean of an ensemble is smoother than any wind
     curves = {"truth": first.truth, "bicubic": interpolated(first)[:, 0]}
-    curves |= {
-        name: r.members[:, 0]
-        for name, r in results.items()
-        if r.members.shape[0] == len(first.truth)
-    }
+    curves |= {name: result.members[:, 0] for name, result in results.items()}
     return {
         "peak": peak,
         "scores": table,

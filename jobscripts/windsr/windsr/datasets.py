@@ -18,9 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windsr import WindsrError
-from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, to_si
-from windsr.grids import covered, local_metres, regrid
-from windsr.places import LATITUDES, LONGITUDES, Places, brought_to, degrees_of, places_of
+from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, same_speed, to_si, units_of
+from windsr.grids import covered, hole_points, local_metres, regrid
+from windsr.moments import TIMES, times_of
+from windsr.places import (
+    LATITUDES,
+    LONGITUDES,
+    Places,
+    brought_to,
+    degrees_of,
+    is_in_degrees,
+    places_of,
+)
+from windsr.stored import only_valid
 
 
 @dataclass(frozen=True)
@@ -90,9 +100,12 @@ VERTICAL_STANDARDS = re.compile(
     "|atmosphere_.*_coordinate|height_above_.*"
 )
 """CF standard names of vertical coordinates."""
-TIMES = ("valid_time", "time", "Times", "XTIME")
 EASTWARD = ("x", "lon", "longitude", "rlon", "west_east", "grid_longitude",
-            "projection_x_coordinate", "ni", "i")  # fmt: skip
+            "projection_x_coordinate", "ni", "i", "xc", "easting")  # fmt: skip
+NORTHWARD = ("y", "lat", "latitude", "rlat", "south_north", "grid_latitude",
+             "projection_y_coordinate", "nj", "j", "yc", "northing")  # fmt: skip
+EASTWARD_STANDARDS = ("projection_x_coordinate", "grid_longitude", "longitude")
+NORTHWARD_STANDARDS = ("projection_y_coordinate", "grid_latitude", "latitude")
 
 
 def _first(dataset: Any, names: tuple[str, ...]) -> Any:
@@ -107,16 +120,47 @@ def _by_standard(dataset: Any, name: str, excluded: Sequence[str]) -> Any:
     return matches[0] if len(matches) == 1 and matches[0].name not in excluded else None
 
 
-def terrain_of(dataset: Any) -> Any:
-    """Return the terrain [y, x] of a dataset, or None. If it varies by time or level, the first
-    one.
+def terrain_of(dataset: Any, name: str) -> Any:
+    """The terrain [y, x] of a dataset, or None. What lies on levels is none: a geopotential of a
+    pressure is no height of the ground. Raises WindsrError for one that changes.
     """
-    terrain = _first(dataset, TERRAINS)
-    for name in TERRAIN_STANDARDS:
-        terrain = _by_standard(dataset, name, ()) if terrain is None else terrain
-    if terrain is None or terrain.ndim <= 2:
+    named = [dataset[each] for each in TERRAINS if each in dataset.data_vars]
+    standard = [_by_standard(dataset, each, ()) for each in TERRAIN_STANDARDS]
+    candidates = [each for each in (*named, *standard) if each is not None]
+    terrain = next((each for each in candidates if not _is_on_levels(each)), None)
+    if terrain is None or terrain.ndim < 2:
         return terrain
+    grid = [dim for dim in terrain.dims if _is_horizontal(terrain, str(dim))]
+    grid = grid if len(grid) == 2 else list(terrain.dims[-2:])
+    terrain = terrain.transpose(..., *grid)
+    steady(terrain.to_numpy(), f"{name}: the terrain {terrain.name}")
     return terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)
+
+
+def steady(terrain: NDArray[Any], what: str) -> NDArray[Any]:
+    """The first [y, x] of a terrain by time, or by anything else. Raises WindsrError if the others
+    differ.
+    """
+    every = terrain.reshape(-1, *terrain.shape[-2:])
+    change = float(np.nanmax(abs(every - every[:1]), initial=0.0, where=np.isfinite(every)))
+    if change > 1.0 + 1e-3 * float(np.nanmax(abs(every), initial=0.0, where=np.isfinite(every))):
+        raise WindsrError(
+            f"{what} changes by up to {change:g} from field to field; fields over one ground are "
+            "needed (a nest that moves has another at each time)."
+        )
+    first: NDArray[Any] = every[0]
+    return first
+
+
+def _is_on_levels(variable: Any) -> bool:
+    if any(_vertical_axis(variable, dim) is not None for dim in variable.dims):
+        return True
+    units = [
+        str(c.attrs.get("units", "m")).strip().lower()
+        for c in variable.coords.values()
+        if not c.dims and _is_vertical(c)
+    ]
+    return any(each not in LENGTH_UNITS for each in units)
 
 
 def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
@@ -132,7 +176,9 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
             required.
     """
     wind, units = _speed_of(dataset, name, options)
-    terrain = terrain_of(dataset) if options.needs_terrain else None
+    terrain = None
+    if options.needs_terrain and options.terrain is None:
+        terrain = terrain_of(dataset, name)
     if options.terrain is not None:
         terrain = _terrain_file(options.terrain, dataset, wind)
     elif terrain is not None:
@@ -180,10 +226,8 @@ def _located(
     name: str,
     options: Options,
 ) -> Fields:
-    """Return the fields at the places given in the file. Raises WindsrError if the file gives
-    none.
-    """
-    times = _times_of(dataset, wind, len(speed), name)
+    """Fields at the places that the file says. Raises WindsrError where they are not known."""
+    times = times_of(dataset, wind, len(speed), name)
     axes = [dataset[dim] if dim in dataset.coords else None for dim in wind.dims[-2:]]
     projected = [
         axis
@@ -208,7 +252,7 @@ def _located(
             f"{name}: neither y and x in m nor latitudes and longitudes; where the points are "
             "cannot be known."
         )
-    return regridded(*local_metres(*degrees), speed, heights, times, options, name)
+    return regridded(*local_metres(*degrees, name), speed, heights, times, options, name)
 
 
 def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | None]:
@@ -220,7 +264,7 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     others = _at_other_heights(dataset, height)
     speed = _by_standard(dataset, SPEED_STANDARD, others) if speed is None else speed
     if speed is not None:
-        units = options.units or speed.attrs.get("units")
+        units = units_of(speed.attrs.get("units"), options.units, f"{name}: {speed.name}")
         return _at_height(speed, name, options), units
     names = tuple((u.format(height), v.format(height)) for u, v in COMPONENTS_AT)
     names += (*(COMPONENTS_AT_10_M if is_10_m else ()), *COMPONENTS)
@@ -232,11 +276,12 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     for _, (u, v) in pairs:
         if u is None or v is None:
             continue
-        both = {options.units or c.attrs.get("units") for c in (u, v)}
-        if len(both) > 1:
+        units, other = (
+            units_of(c.attrs.get("units"), options.units, f"{name}: {c.name}") for c in (u, v)
+        )
+        if not same_speed(units, other):
             raise WindsrError(
-                f"{name}: {u.name} and {v.name} are in different units "
-                f"({', '.join(map(str, both))})."
+                f"{name}: {u.name} and {v.name} are in different units ({units}, {other})."
             )
         if u.sizes != v.sizes:
             raise WindsrError(
@@ -246,7 +291,7 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
         u, v = (_at_height(c, name, options) for c in (u, v))
         mapping = {key: u.attrs[key] for key in ("grid_mapping",) if key in u.attrs}
         wind = np.hypot(u, v).rename(f"{u.name}, {v.name}").assign_attrs(mapping)
-        return wind, both.pop()
+        return wind, units
     for both_names, components in pairs:
         present = [c for c in components if c is not None]
         if len(present) == 1:
@@ -393,18 +438,29 @@ def _rows_and_columns(dataset: Any, wind: Any, name: str) -> Any:
 
 def _is_horizontal(dataset: Any, dim: str) -> bool:
     """Whether a dimension is one of the two of the grid, by its axis or by the places on it."""
-    if dim in dataset.coords and dataset[dim].attrs.get("axis") in ("X", "Y"):
-        return True
-    names = (*LATITUDES, *LONGITUDES, *EASTWARD, "y", "rlat", "south_north", "grid_latitude",
-             "projection_y_coordinate", "nj", "j")  # fmt: skip
-    return dim.lower() in {name.lower() for name in names}
+    return _direction(dataset, dim) != "" or dim.lower() in {
+        name.lower() for name in (*LATITUDES, *LONGITUDES)
+    }
 
 
 def _is_eastward(variable: Any, dim: str) -> bool:
-    eastward = dim.lower() in EASTWARD
-    if dim in variable.coords:
-        eastward = variable[dim].attrs.get("axis", "X" if eastward else "Y") == "X"
-    return eastward
+    return _direction(variable, dim) == "X"
+
+
+def _direction(dataset: Any, dim: str) -> str:
+    """Along which axis a dimension of the grid lies, X or Y, by what its coordinate says (CF
+    Conventions, 4), else by its name; empty if neither says.
+    """
+    attributes = dataset[dim].attrs if dim in dataset.coords else {}
+    if attributes.get("axis") in ("X", "Y"):
+        return str(attributes["axis"])
+    for axis, standards, word in (
+        ("X", EASTWARD_STANDARDS, "east"),
+        ("Y", NORTHWARD_STANDARDS, "north"),
+    ):
+        if attributes.get("standard_name") in standards or is_in_degrees(attributes, word):
+            return axis
+    return "X" if dim.lower() in EASTWARD else "Y" if dim.lower() in NORTHWARD else ""
 
 
 def _northward_first(wind: Any, terrain: Any, name: str) -> tuple[Any, Any]:
@@ -424,26 +480,6 @@ def _northward_first(wind: Any, terrain: Any, name: str) -> tuple[Any, Any]:
     return wind, terrain
 
 
-def _times_of(dataset: Any, wind: Any, count: int, name: str) -> NDArray[np.datetime64]:
-    coordinate = _first(dataset, TIMES)
-    if coordinate is None or not np.issubdtype(coordinate.dtype, np.datetime64):
-        raise WindsrError(
-            f"{name} says no time of its fields (valid_time, time); days cannot be told apart."
-        )
-    own = [dim for dim in wind.dims[:-2] if dim in coordinate.dims]
-    times = (
-        coordinate.transpose(*own).broadcast_like(
-            wind.isel(dict.fromkeys(wind.dims[-2:], 0), drop=True)
-        )
-        if own
-        else coordinate
-    )
-    flat = times.to_numpy().astype("datetime64[s]").ravel()
-    if len(flat) not in (1, count):
-        raise WindsrError(f"{name}: {len(flat)} times for {count} fields.")
-    return np.asarray(np.broadcast_to(flat, (count,)))
-
-
 def _terrain_file(path: Path, dataset: Any, wind: Any) -> Any:
     """Return the terrain of a separate file, at the points of the wind. Raises WindsrError."""
     import xarray
@@ -451,7 +487,7 @@ def _terrain_file(path: Path, dataset: Any, wind: Any) -> Any:
     if not path.is_file():
         raise WindsrError(f"There is no terrain file {path}.")
     with xarray.open_dataset(path) as ground:
-        terrain = terrain_of(ground.load())
+        terrain = terrain_of(only_valid(ground.load()), str(path))
     if terrain is None:
         raise WindsrError(f"{path} has no terrain (looked for {', '.join(TERRAINS)}).")
     terrain = terrain.squeeze()
@@ -505,11 +541,12 @@ def _upright(
     if len(x) > 1 and x[0] > x[-1]:
         speed, heights, x = speed[:, :, ::-1], heights[:, ::-1], x[::-1]
     good = np.isfinite(heights) & np.isfinite(speed).all(axis=0)
-    if good.any() and not good.all():
+    if good.any() and not good.all() and not hole_points(good):
         rows, columns = covered(good)
         if good[rows, columns].all() and good[rows, columns].size >= good.size / 2:
             speed, heights = speed[:, rows, columns], heights[rows, columns]
             y, x = y[rows], x[columns]
+            name += f", cut to the {len(y)} × {len(x)} points with values"
     return Fields(
         np.ascontiguousarray(speed), np.ascontiguousarray(heights), times, y, x, name, located=True
     )
@@ -529,6 +566,8 @@ def regridded(
             f"{name} is not on a regular grid in metres; say the model grid's spacing in m with "
             "--spacing."
         )
+    if y.ndim == 2 and (holes := hole_points((np.isfinite(speed) & np.isfinite(heights)).all(0))):
+        raise WindsrError(f"{name}: {holes} points inside have missing values; fill them first.")
     values = np.concatenate([heights.reshape(1, -1), speed.reshape(len(speed), -1)])
     rows, columns, regular = regrid(y.ravel(), x.ravel(), values, options.spacing)
     return Fields(

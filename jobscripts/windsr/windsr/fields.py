@@ -70,6 +70,26 @@ def to_si(
     return (np.asarray(values, dtype=np.float64) * factor).astype(np.float32)
 
 
+def same_speed(units: str | None, others: str | None) -> bool:
+    """Whether two units of wind are one, perhaps by two names."""
+    if units is None or others is None:
+        return units == others
+    factors = [SPEED_UNITS.get(each.strip().lower()) for each in (units, others)]
+    return units == others or (factors[0] is not None and factors[0] == factors[1])
+
+
+def units_of(stated: str | None, option: str | None, what: str) -> str | None:
+    """The units of a wind: those of the file, else the user's; None where nobody says them. Raises
+    WindsrError where they differ.
+    """
+    if stated and option and not same_speed(stated, option):
+        raise WindsrError(
+            f"{what} is in {stated!r} by its file and in {option!r} by --units, which is for files "
+            "that say none."
+        )
+    return stated or option
+
+
 @dataclass(frozen=True)
 class Fields:
     """Wind speed over terrain.

@@ -39,6 +39,7 @@ def _fields(path: Path, options: Options) -> Fields:
     import xarray
 
     height = options.height
+    _require_one_grid(path, height)
     above = {"typeOfLevel": "heightAboveGround", "level": height, "stepType": "instant"}
     made = {}
     for names in ((f"{height}u", f"{height}v"), ("u", "v"), (f"{height}si",), ("ws",)):
@@ -64,6 +65,45 @@ def _fields(path: Path, options: Options) -> Fields:
             made["orog"] = _on_own_grid(first, next(iter(made.values())))
             break
     return from_dataset(xarray.Dataset(made), str(path), options)
+
+
+def _require_one_grid(path: Path, height: int) -> None:
+    """Raise WindsrError for a field whose messages are on several grids, or say two things of one
+    moment. cfgrib puts all of them on the grid of the first, and takes the first of the others.
+    """
+    import eccodes
+
+    grids: dict[str, set[str]] = {}
+    contents: dict[tuple[str, ...], str] = {}
+    with path.open("rb") as file:
+        while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
+
+            def of(key: str, handle: int = handle) -> str:
+                return str(eccodes.codes_get(handle, key, ktype=str))
+
+            try:
+                at = (of("typeOfLevel"), of("level"), of("stepType"))
+                if at != ("heightAboveGround", str(height), "instant"):
+                    continue
+                name = of("shortName")
+                grids.setdefault(name, set()).add(of("md5GridSection"))
+                member = of("number") if eccodes.codes_is_defined(handle, "number") else ""
+                moment = (name, of("dataDate"), of("dataTime"), of("stepRange"), member)
+                sections = (5, 6, 7) if of("edition") == "2" else (3, 4)
+                content = "".join(of(f"md5Section{section}") for section in sections)
+            finally:
+                eccodes.codes_release(handle)
+            if contents.setdefault(moment, content) != content:
+                raise WindsrError(
+                    f"{path} has {name} of {moment[1]} {moment[2]}, step {moment[3]}, twice with "
+                    "other values; leave one out first (grib_copy)."
+                )
+    for name, several in grids.items():
+        if len(several) > 1:
+            raise WindsrError(
+                f"{path} has {name} on {len(several)} grids, or in {len(several)} orders of "
+                "points; give a file for each."
+            )
 
 
 def _variable(path: Path, keys: dict[str, Any]) -> Any:

@@ -14,6 +14,10 @@ from torch.nn import functional
 from windsr import WindsrError
 
 EARTH_RADIUS_M = 6_371_229.0
+STRETCH = 0.1
+"""Share by which distances on the plane of :func:`local_metres` may be too long: 3,900 km from its
+middle.
+"""
 
 
 def block_mean(field: torch.Tensor, factor: int) -> torch.Tensor:
@@ -76,18 +80,48 @@ def interpolate(low: torch.Tensor, factor: int, constrained: bool) -> torch.Tens
 
 
 def local_metres(
-    lat: NDArray[np.floating], lon: NDArray[np.floating]
+    lat: NDArray[np.floating], lon: NDArray[np.floating], name: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (y, x) in m from the middle of the points: an equirectangular projection, accurate to
-    1 % over about 500 km at middle latitudes.
+    """(y, x) in m from the middle of the points: the stereographic projection of a sphere around
+    it, which keeps angles, for any place and any count of longitudes (Snyder 1987, USGS
+    Professional Paper 1395, p. 157).
+
+    Args:
+        lat: degrees.
+        lon: degrees.
+        name: where they are from, for messages.
+
+    Raises:
+        WindsrError: when latitudes or longitudes are missing or none, or the points are so far
+            apart that distances would be wrong by more than :data:`STRETCH`.
     """
-    middle_lat = float(np.mean(lat))
-    east = (
-        np.asarray(lon, dtype=np.float64) - float(np.ravel(lon)[0]) + 180
-    ) % 360 - 180  # one contiguous area, also across 0° or 180°
-    east -= east.mean()
-    y = np.radians(np.asarray(lat, dtype=np.float64) - middle_lat) * EARTH_RADIUS_M
-    return y, np.radians(east) * EARTH_RADIUS_M * np.cos(np.radians(middle_lat))
+    north, east = (np.radians(np.asarray(each, dtype=np.float64)) for each in (lat, lon))
+    if not (np.isfinite(north).all() and np.isfinite(east).all()):
+        raise WindsrError(
+            f"{name}: latitudes or longitudes are missing at some points; cut these off first."
+        )
+    if abs(north).max() > np.pi / 2 + 1e-6:
+        raise WindsrError(
+            f"{name} has latitudes of up to {np.degrees(abs(north).max()):.6g} degrees; are "
+            "latitudes and longitudes interchanged, or in other units?"
+        )
+    vectors = np.stack(
+        [np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)], axis=-1
+    )
+    middle = vectors.reshape(-1, 3).mean(axis=0)
+    length = float(np.linalg.norm(middle))
+    middle /= max(length, 1e-12)
+    away = vectors @ middle
+    stretch = 2.0 / (1.0 + min(1.0, float(away.min()))) - 1.0 if length > 0.1 else np.inf
+    if stretch > STRETCH:
+        raise WindsrError(
+            f"{name}: the points are too far apart for one plane: distances on it would be wrong "
+            f"by up to {100 * stretch:.0f} % (possible: {100 * STRETCH:.0f} %). Cut a smaller area."
+        )
+    middle_east = np.arctan2(middle[1], middle[0])
+    eastward = np.array([-np.sin(middle_east), np.cos(middle_east), 0.0])
+    plane = 2.0 * EARTH_RADIUS_M * vectors / (1.0 + away)[..., None]
+    return plane @ np.cross(middle, eastward), plane @ eastward
 
 
 def regrid(
@@ -100,7 +134,7 @@ def regrid(
     columns at the rim that are not completely covered are removed.
 
     Raises:
-        WindsrError: no grid of at least 2×2 fits.
+        WindsrError: when no grid of at least 2×2 fits, or values are missing inside.
     """
     from scipy.interpolate import LinearNDInterpolator
 
@@ -114,6 +148,11 @@ def regrid(
         )
     interpolated = interpolate(*np.meshgrid(rows, columns, indexing="ij"))
     good = np.isfinite(interpolated).all(axis=-1)
+    if holes := hole_points(good):
+        raise WindsrError(
+            f"{holes} points of the regular grid lie in a hole of the field, where values are "
+            "missing; fill it or cut the field first."
+        )
     row_range, column_range = covered(good)
     if not good[row_range, column_range].all() or min(good[row_range, column_range].shape) < 2:
         raise WindsrError(
@@ -121,6 +160,15 @@ def regrid(
         )
     gridded = np.moveaxis(interpolated[row_range, column_range], -1, 0)
     return rows[row_range], columns[column_range], gridded.astype(np.float32)
+
+
+def hole_points(good: NDArray[np.bool_]) -> int:
+    """The number of points that are not ``good`` and not joined to the rim by such points."""
+    from scipy.ndimage import label
+
+    numbers, _ = label(~good)
+    at_rim = np.unique(np.concatenate([numbers[0], numbers[-1], numbers[:, 0], numbers[:, -1]]))
+    return int((~np.isin(numbers, at_rim) & ~good).sum())
 
 
 def covered(good: NDArray[np.bool_]) -> tuple[slice, slice]:

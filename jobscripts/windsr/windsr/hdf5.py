@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windsr import WindsrError
-from windsr.datasets import Options, regridded
-from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, to_si
+from windsr.datasets import Options, regridded, steady
+from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, to_si, units_of
 from windsr.grids import local_metres
+from windsr.stored import FILL_VALUES, decoded
 
 
 def wrf_or_wtk(path: Path, options: Options) -> Fields:
@@ -45,6 +47,11 @@ def _units(dataset: Any) -> str | None:
     return units.decode() if isinstance(units, bytes) else None if units is None else str(units)
 
 
+def _values(dataset: Any) -> NDArray[np.float64]:
+    """The values of a dataset of HDF5 by the attributes of CF, NaN where it has none."""
+    return decoded(dataset[:], {key: dataset.attrs[key] for key in dataset.attrs})
+
+
 def _stamps(raw: NDArray[Any]) -> NDArray[np.datetime64]:
     texts = [
         b"".join(row).decode()
@@ -54,9 +61,17 @@ def _stamps(raw: NDArray[Any]) -> NDArray[np.datetime64]:
         else str(row)
         for row in raw
     ]
-    return np.array(
-        [np.datetime64(t.strip().replace("_", "T").replace(" ", "T")[:19], "s") for t in texts]
-    )
+    return np.array([_moment(text.strip().replace("_", "T").replace(" ", "T")) for text in texts])
+
+
+def _moment(text: str) -> np.datetime64:
+    """A time such as 2012-01-01T00:00:00-06:00, in UTC; without an offset it is in UTC already."""
+    offset = re.fullmatch(r"([+-])(\d\d):?(\d\d)", text[19:])
+    moment = np.datetime64(text[:19], "s")
+    if offset is None:
+        return moment
+    ahead = np.timedelta64(60 * int(offset[2]) + int(offset[3]), "m")
+    return moment - ahead if offset[1] == "+" else moment + ahead
 
 
 def _wrf(file: Any, name: str, options: Options) -> Fields:
@@ -69,21 +84,25 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
     if missing:
         raise WindsrError(f"{name} lacks {', '.join(missing)}, which WRF output has.")
     speed = to_si(
-        np.hypot(file["U10"][:], file["V10"][:]),
-        options.units or _units(file["U10"]),
+        np.hypot(_values(file["U10"]), _values(file["V10"])),
+        units_of(_units(file["U10"]), options.units, f"{name}: U10"),
         SPEED_UNITS,
         f"{name}: U10, V10",
     )
     heights: NDArray[np.float32] = np.zeros(speed.shape[-2:], np.float32)
     if has_terrain:
-        heights = to_si(file["HGT"][0], _units(file["HGT"]), LENGTH_UNITS, f"{name}: HGT")
+        ground = steady(_values(file["HGT"]), f"{name}: HGT")
+        heights = to_si(ground, _units(file["HGT"]), LENGTH_UNITS, f"{name}: HGT")
     times = _stamps(file["Times"][:])
-    dx = float(np.ravel(file.attrs["DX"])[0]) if "DX" in file.attrs else None
-    if dx is not None and options.spacing in (None, dx):
+    dx, dy = (
+        float(np.ravel(file.attrs[key])[0]) if key in file.attrs else None for key in ("DX", "DY")
+    )
+    is_square = dy is None or dy == dx
+    if dx is not None and (options.spacing is None or (options.spacing == dx and is_square)):
         rows, columns = heights.shape
-        y, x = np.arange(rows) * dx, np.arange(columns) * dx
+        y, x = np.arange(rows) * (dx if dy is None else dy), np.arange(columns) * dx
         return Fields(speed, heights, times, y, x, name, has_terrain=has_terrain)
-    y, x = local_metres(file["XLAT"][0].astype(np.float64), file["XLONG"][0].astype(np.float64))
+    y, x = local_metres(file["XLAT"][0], file["XLONG"][0], name)
     fields = regridded(y, x, speed, heights, times, options, name)
     return replace(fields, has_terrain=has_terrain)
 
@@ -112,10 +131,17 @@ def _wtk(file: Any, name: str, options: Options) -> Fields:
             f"{name}: {stored.name} has the shape {stored.shape}; the WIND Toolkit has times and "
             "sites. Write a gridded one as NetCDF with y, x or latitude, longitude."
         )
-    raw = stored[:].astype(np.float64) / float(stored.attrs.get("scale_factor", 1.0))
-    speed = to_si(raw, options.units or _units(stored), SPEED_UNITS, f"{name}: {stored.name}")
+    fills = {key: stored.attrs[key] for key in FILL_VALUES if key in stored.attrs}
+    if any(np.any(stored.attrs.get(key, 0)) for key in ("add_offset", "adder")):
+        raise WindsrError(
+            f"{name}: {stored.name} is stored with an offset, which files of the WIND Toolkit do "
+            "not have; write its values without one first."
+        )
+    raw = decoded(stored[:], fills) / float(stored.attrs.get("scale_factor", 1.0))
+    units = units_of(_units(stored), options.units, f"{name}: {stored.name}")
+    speed = to_si(raw, units, SPEED_UNITS, f"{name}: {stored.name}")
     meta = file["meta"][:]
-    y, x = local_metres(meta["latitude"].astype(np.float64), meta["longitude"].astype(np.float64))
+    y, x = local_metres(meta["latitude"], meta["longitude"], name)
     heights = (
         meta["elevation"].astype(np.float32) if has_terrain else np.zeros(len(meta), np.float32)
     )

@@ -7,6 +7,7 @@ Pure: opens no file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def _degrees(
 ) -> NDArray[np.float64] | None:
     """Return latitudes or longitudes of a variable, [rows, columns]; None if they are not known."""
     rows, columns = variable.dims[-2:]
-    own = [c for c in variable.coords.values() if _is_in_degrees(c, direction)]
+    own = [c for c in variable.coords.values() if is_in_degrees(c.attrs, direction)]
     others = [dataset[name] for name in names if name in dataset]
     for candidate in (*own, *others):
         degrees = candidate.squeeze()
@@ -130,11 +131,12 @@ def _degrees(
     return None
 
 
-def _is_in_degrees(coordinate: Any, direction: str) -> bool:
-    """Return whether a coordinate is a latitude (``north``) or longitude (``east``) by its units
-    (CF Conventions, 4.1 and 4.2). Those of a rotated pole are in ``degrees``.
+def is_in_degrees(attributes: Mapping[str, Any], direction: str) -> bool:
+    """Whether the coordinate with these attributes is a latitude (``north``) or longitude
+    (``east``) by its units (CF Conventions, 4.1 and 4.2). Those of a rotated pole are in
+    ``degrees``.
     """
-    units = str(coordinate.attrs.get("units", "")).lower().replace("_", "")
+    units = str(attributes.get("units", "")).lower().replace("_", "")
     return units in {f"degree{s}{word}" for s in ("", "s") for word in (direction, direction[0])}
 
 
@@ -162,7 +164,8 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
     """
     from scipy.spatial import cKDTree
 
-    kind = next((kind for kind in ("projected", "geographic") if kind in wind.keys() & ground), "")
+    # Metres of two projections, or from two corners, may be the same numbers at other places.
+    kind = next((kind for kind in ("geographic", "projected") if kind in wind.keys() & ground), "")
     if not kind:
         raise WindsrError(
             f"{name} does not say where its points are as the wind does (both need y and x in m, "

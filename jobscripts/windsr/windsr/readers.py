@@ -14,6 +14,7 @@ from windsr.datasets import Options, from_dataset
 from windsr.fields import Fields
 from windsr.grib import read_grib
 from windsr.hdf5 import wrf_or_wtk
+from windsr.stored import only_valid
 
 __all__ = ["READERS", "Options", "from_dataset", "read"]
 
@@ -35,12 +36,15 @@ def read(path: Path, options: Options | None = None) -> Fields:
     except WindsrError:
         raise
     except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
-        # the library's message about a file of another kind, often of many lines
-        why = (
-            "it is no NetCDF file, or a damaged one."
-            if "installed IO backends" in str(error)
-            else " ".join(str(error).split())
-        )
+        # What a library says of a file that is none of its kinds, often in many lines.
+        why = " ".join(str(error).split())
+        if "installed IO backends" in why:
+            why = "it is no NetCDF file, or a damaged one."
+        elif "unable to decode time" in why:
+            why = (
+                "its times are of another calendar than the standard one, or in units such as "
+                "months; write them as hours since a date first (xarray's convert_calendar)."
+            )
         raise WindsrError(f"{path} cannot be read: {why}") from error
 
 
@@ -48,7 +52,7 @@ def _netcdf(path: Path, options: Options) -> Fields:
     import xarray
 
     with xarray.open_dataset(path, decode_timedelta=False) as dataset:
-        return from_dataset(dataset.load(), str(path), options)
+        return from_dataset(only_valid(dataset.load()), str(path), options)
 
 
 READERS: dict[str, Callable[[Path, Options], Fields]] = {

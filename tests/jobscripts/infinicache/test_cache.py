@@ -87,6 +87,26 @@ def test_a_miss_loads_once():
     run(work)
 
 
+def test_each_get_of_one_load_has_bytes_of_its_own():
+    """A get may change what it returns: neither the loader nor another get sees that."""
+
+    async def work(make):
+        source = bytearray(data(1000))
+        async with make(3).cache() as cache:
+            first, second = await asyncio.gather(
+                *(cache.get("k", lambda key: source) for _ in range(2))
+            )
+            first[:] = bytes(1000)
+            assert second == source == data(1000)
+            alone = await cache.get("other", lambda key: source)
+            alone[:] = bytes(1000)
+            view = await cache.get_view("third", lambda key: source)
+            source[:] = bytes(1000)
+            assert view == data(1000)
+
+    run(work)
+
+
 def test_damaged_chunks_are_not_believed_and_made_anew():
     async def work(make):
         pool = make(8)

@@ -114,7 +114,8 @@ def arrays():
         "fortran": (numpy.asfortranarray(table), table.tobytes()),
         "empty": (numpy.empty((0, 5)), b""),
         "scalar": (numpy.array(7, dtype="<i4"), b"\7\0\0\0"),
-        "structured": (numpy.zeros(2, dtype="i4,f8"), bytes(24)),
+        "structured": (numpy.zeros(2, dtype=[("NO", "i4"), ("b", "f8")]), bytes(24)),
+        "of another machine": (table.astype(">i4"), table.astype(">i4").tobytes()),
         "memoryview": (memoryview(b"abcdef")[::2], b"ace"),
     }
 
@@ -144,6 +145,7 @@ def test_what_has_no_bytes_is_refused():
     refused = [
         (numpy.array([{}, None]), "holds Python objects.* Pickle it"),
         (numpy.zeros(2, dtype=[("a", "i4"), ("b", "O")]), "holds Python objects.* Pickle it"),
+        (numpy.ma.masked_array([1, 2], [0, 1]), r"mask .* lost; give .*value\.filled\(\)"),
         (numpy.zeros(2, dtype="M8[s]"), r"its type datetime64\[s\] has none"),
         (torch.zeros(2), r"Tensor has no bytes .*value\.detach\(\)\.cpu\(\)\.numpy\(\)"),
         ("text", r"encode it: value\.encode\(\)"),

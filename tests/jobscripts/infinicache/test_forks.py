@@ -208,3 +208,32 @@ def test_a_fork_that_closes_leaves_its_parent_alone(served):
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "Exception" not in err
+
+
+SPAWNED = """
+import json, sys
+import multiprocessing
+from infinicache import Cache
+
+def read(cache, number):
+    with cache:
+        return bytes(cache.get(f"k{number}"))
+
+if __name__ == "__main__":
+    cache = Cache(json.loads(sys.argv[1]), bytes.fromhex(sys.argv[2]), code=(2, 1), near_bytes=99)
+    for number in range(2):
+        cache.put(f"k{number}", bytes([number] * 500))
+    with multiprocessing.get_context("spawn").Pool(2) as workers:
+        values = workers.starmap(read, [(cache, number) for number in range(2)])
+    assert values == [bytes([number] * 500) for number in range(2)]
+    assert cache.get("k1") == bytes([1] * 500), "the parent goes on"
+    cache.close()
+"""
+
+
+def test_a_worker_that_is_spawned_has_connections_of_its_own(served, tmp_path):
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    process = client(served, f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err

@@ -200,3 +200,18 @@ def test_refusals_are_sentences(trained, words, sentence, capsys):
     text = str(ended.value.code) + capsys.readouterr().err
     assert sentence in text
     assert "Traceback" not in text
+
+
+def test_only_what_was_made_of_the_same_fields_is_compared(trained, tmp_path, capsys):
+    """The fields of another seed are as many and as large."""
+    words = ("--model", trained / "run" / "model.safetensors", "--members", 1, *SMALL)
+    run("sample", tmp_path / "other", *words, "--data-seed", 5)
+    ours, other = trained / "drawn" / "samples.nc", tmp_path / "other" / "samples.nc"
+    for command in (("evaluate",), ("plot", "--out", tmp_path / "pictures")):
+        with pytest.raises(SystemExit) as ended:
+            run(*command, ours, other)
+        assert "other has other fields than drawn; only what was made of" in str(ended.value.code)
+    (tmp_path / "drawn.nc").write_bytes(ours.read_bytes())
+    with pytest.raises(SystemExit) as ended:
+        run("plot", ours, tmp_path / "drawn.nc", "--out", tmp_path / "pictures")
+    assert "Two of the files have the same name" in str(ended.value.code)

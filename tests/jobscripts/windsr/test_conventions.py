@@ -40,10 +40,17 @@ class Linear:
         return (lon - self.lon + 180.0) % 360.0 - 180.0
 
     def of(self, fields: Fields) -> tuple[np.ndarray, np.ndarray]:
-        """Both at the points of fields, by their metres from the middle."""
-        metres = np.degrees(1 / EARTH_RADIUS_M)
-        lat = self.lat + fields.y[:, None] * metres
-        lon = self.lon + fields.x * metres / np.cos(np.radians(self.lat))
+        """Both at the points of fields, by their metres from the middle on the plane (the inverse
+        of the stereographic projection; Snyder 1987, p. 159).
+        """
+        y, x = np.meshgrid(fields.y, fields.x, indexing="ij")
+        far, middle = np.hypot(y, x), np.radians(self.lat)
+        angle = 2 * np.arctan(far / 2 / EARTH_RADIUS_M)
+        up = np.where(far > 0, y / np.where(far > 0, far, 1), 0.0)
+        sine = np.cos(angle) * np.sin(middle) + up * np.sin(angle) * np.cos(middle)
+        across = x * np.sin(angle)
+        along = far * np.cos(middle) * np.cos(angle) - y * np.sin(middle) * np.sin(angle)
+        lat, lon = np.degrees(np.arcsin(sine)), self.lon + np.degrees(np.arctan2(across, along))
         return self.wind(lat, lon), self.terrain(lat, lon)
 
     def check(self, fields: Fields, days: int = 2) -> None:

@@ -121,6 +121,39 @@ def test_wind_speed_without_terrain_is_refused_for_the_terrain(tmp_path):
         read(tmp_path / "speed.grib2", Options(spacing=2500.0))
 
 
+@pytest.mark.parametrize("moved", [0.0, 0.5])
+def test_messages_on_another_grid_are_not_put_on_the_first(tmp_path, moved):
+    first = DEGREES["latitudeOfFirstGridPointInDegrees"] - moved
+    last = DEGREES["latitudeOfLastGridPointInDegrees"] - moved
+    other = DEGREES | {
+        "latitudeOfFirstGridPointInDegrees": first,
+        "latitudeOfLastGridPointInDegrees": last,
+    }
+    with open(tmp_path / "two.grib2", "wb") as file:
+        for date, grid in ((20170602, DEGREES), (20170603, other)):
+            message(file, SPEED, 7, grid, date=date, height=10)
+        message(file, GEOPOTENTIAL, 9.80665 * 500, DEGREES)
+    options = Options(spacing=2500.0)
+    if not moved:
+        assert len(read(tmp_path / "two.grib2", options).times) == 2
+        return
+    with pytest.raises(WindsrError, match="has 10si on 2 grids, or in 2 orders of points"):
+        read(tmp_path / "two.grib2", options)
+
+
+@pytest.mark.parametrize(("second", "refused"), [(7.0, False), (9.0, True)])
+def test_a_field_that_is_there_twice_is_there_once(tmp_path, second, refused):
+    with open(tmp_path / "twice.grib2", "wb") as file:
+        for speed in (7.0, second):
+            message(file, SPEED, speed + 0.01 * ROWS, DEGREES, height=10)
+        message(file, GEOPOTENTIAL, 9.80665 * 500, DEGREES)
+    if not refused:
+        assert len(read(tmp_path / "twice.grib2", Options(spacing=2500.0)).times) == 1
+        return
+    with pytest.raises(WindsrError, match="has 10si of 20170602 0300, step 0, twice"):
+        read(tmp_path / "twice.grib2", Options(spacing=2500.0))
+
+
 @pytest.mark.parametrize("content", [b"", b"GRIB", b"x" * 999])
 def test_what_is_no_grib_file_is_said_in_a_sentence(tmp_path, content):
     (tmp_path / "bad.grib2").write_bytes(content)

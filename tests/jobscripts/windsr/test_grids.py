@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from windsr import WindsrError
 from windsr.grids import (
+    EARTH_RADIUS_M,
     bicubic,
     blend_weight,
     block_mean,
@@ -109,6 +110,65 @@ def test_regridding_is_exact_for_a_plane_and_cuts_the_rim():
 
 
 def test_degrees_become_metres():
-    y, x = local_metres(np.array([55.0, 56.0]), np.array([359.5, 0.5]))
+    y, x = local_metres(np.array([55.0, 56.0]), np.array([359.5, 0.5]), "it")
     assert np.diff(y)[0] == pytest.approx(111_195, rel=1e-3)
     assert np.diff(x)[0] == pytest.approx(111_195 * np.cos(np.radians(55.5)), rel=1e-3)
+
+
+def great_circle_m(lat, lon):
+    """Distances between all points, by the angle between their directions."""
+    north, east = np.radians(lat).ravel(), np.radians(lon).ravel()
+    places = np.stack([np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)])
+    chords = np.linalg.norm(places[:, :, None] - places[:, None, :], axis=0)
+    return 2 * EARTH_RADIUS_M * np.arcsin(np.clip(chords / 2, 0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("lat", "lon", "error"),
+    [
+        (np.linspace(49, 61, 7), np.linspace(-11, 2, 7), 0.01),
+        (np.linspace(70, 90, 5), np.linspace(0, 330, 12), 0.035),
+        (np.linspace(-89, -75, 5), np.linspace(-180, 150, 12), 0.02),
+        (np.linspace(-20, -10, 5), np.linspace(175, 185, 5), 0.01),
+        (np.linspace(-5, 5, 5), np.linspace(-5, 5, 5) % 360, 0.01),
+    ],
+)
+def test_distances_on_the_plane_are_those_on_the_sphere(lat, lon, error):
+    lat, lon = np.meshgrid(lat, lon, indexing="ij")
+    y, x = (each.ravel() for each in local_metres(lat, lon, "it"))
+    plane = np.hypot(y[:, None] - y, x[:, None] - x)
+    sphere = great_circle_m(lat, lon)
+    np.testing.assert_allclose(plane, sphere, rtol=error, atol=1.0)
+
+
+def test_north_is_up_and_east_is_right_in_the_middle():
+    y, x = local_metres(np.array([[50, 50], [51, 51.0]]), np.array([[7, 8], [7, 8.0]]), "it")
+    assert (np.diff(y, axis=0) > 111_000).all()
+    assert (np.diff(x, axis=1) > 69_000).all()
+
+
+@pytest.mark.parametrize(
+    ("lat", "lon", "words"),
+    [
+        ([-90.0, 0, 90], [0.0, 120, 240], "too far apart for one plane: .* wrong"),
+        ([20.0, 50, 80], [-60.0, 0, 60], r"wrong by up to \d+ % \(possible: 10 %\). Cut"),
+        ([50.0, np.nan], [7.0, 8], "it: latitudes or longitudes are missing"),
+        ([50.0, 170], [7.0, 8], "it has latitudes of up to 170 degrees; are"),
+    ],
+)
+def test_places_that_do_not_lie_on_one_plane_are_refused(lat, lon, words):
+    with pytest.raises(WindsrError, match=words):
+        local_metres(np.array(lat), np.array(lon), "it")
+
+
+def test_a_grid_around_the_pole_keeps_its_shape():
+    """A polar stereographic grid, on which wind rises by 1 m/s in 100 km to one side."""
+    side = 25e3 * np.arange(-12, 13)
+    across, along = np.meshgrid(side, side)
+    lat = 90 - 2 * np.degrees(np.arctan(np.hypot(along, across) / 2 / EARTH_RADIUS_M))
+    lon = np.degrees(np.arctan2(across, -along))
+    y, x = local_metres(lat, lon, "it")
+    wind = 20 + across / 100e3
+    _, _, made = regrid(y.ravel(), x.ravel(), wind.reshape(1, -1), 25e3)
+    rise = np.hypot(*np.gradient(made[0], 25e3))
+    np.testing.assert_allclose(rise, 1 / 100e3, rtol=0.01)

@@ -90,17 +90,24 @@ def test_dimensions_come_in_any_order(dims):
     np.testing.assert_array_equal(fields.terrain, GROUND.astype(np.float32))
 
 
-def test_a_rim_without_values_is_cut_and_a_hole_refused():
+def test_a_rim_without_values_is_cut():
     speed = SPEED.copy()
     speed[:, :2], speed[1, :, -1] = np.nan, np.nan
     fields = from_dataset(made(speed), "it", Options())
     assert fields.wind.shape == (2, 8, 11)
     assert fields.y[0] == 4000.0
     assert whole.cut(fields, 4).wind.shape == (2, 8, 8)
+
+
+@pytest.mark.parametrize("spacing", [None, 1900.0])
+@pytest.mark.parametrize(("row", "column"), [(5, 6), (1, 1), (8, 6), (2, 10)])
+def test_a_hole_is_refused_wherever_it_is(row, column, spacing):
+    """Half of the field could be cut off around it."""
     speed = SPEED.copy()
-    speed[:, 5, 6] = np.nan
-    with pytest.raises(WindsrError, match="2 missing values"):
-        from_dataset(made(speed), "it", Options())
+    speed[:, row, column] = np.nan
+    words = "2 missing values" if spacing is None else "1 points inside have missing values"
+    with pytest.raises(WindsrError, match=words):
+        from_dataset(made(speed), "it", Options(spacing=spacing))
 
 
 def test_terrain_by_time_is_the_first():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import xarray
 from windsr import WindsrError, queue, readers
-from windsr.datasets import Options
+from windsr.datasets import Options, from_dataset
 from windsr.places import brought_to, places_of
 
-from tests.jobscripts.windsr.test_other_models import GROUND, made
+from tests.jobscripts.windsr.test_other_models import GROUND, SPEED, made
 
 KM = 1000.0
 ROWS, COLUMNS = GROUND.shape
@@ -163,3 +163,104 @@ def test_coarse_fields_elsewhere_are_refused(tmp_path):
         shifted = dataclasses.replace(coarse, **{axis: getattr(coarse, axis) + 250 * KM})
         with pytest.raises(WindsrError, match=f"up to 250 km in {axis}"):
             queue.from_coarse(shifted, fine, 2)
+
+
+@pytest.mark.parametrize("moved", [0.0, 5.0])
+def test_metres_from_two_corners_are_not_the_same_place(tmp_path, moved):
+    """y and x count from the corner of each file; latitudes and longitudes say where that is."""
+
+    def file(north):
+        lat, lon = np.meshgrid(
+            50 + north + 0.018 * np.arange(ROWS), 10 + 0.028 * np.arange(COLUMNS), indexing="ij"
+        )
+        return made().assign_coords(
+            lat=(("y", "x"), lat, {"units": "degrees_north"}),
+            lon=(("y", "x"), lon, {"units": "degrees_east"}),
+        )
+
+    file(0.0).drop_vars("terrain").to_netcdf(tmp_path / "wind.nc")
+    file(moved).drop_vars("wind_speed").to_netcdf(tmp_path / "terrain.nc")
+    if not moved:
+        np.testing.assert_array_equal(
+            heights(tmp_path / "wind.nc", tmp_path / "terrain.nc"), GROUND
+        )
+        return
+    with pytest.raises(WindsrError, match="other points than the wind"):
+        heights(tmp_path / "wind.nc", tmp_path / "terrain.nc")
+
+
+X_FIRST = {
+    "standard names": ("a", "b", "projection_x_coordinate", "projection_y_coordinate"),
+    "axes": ("a", "b", None, None),
+    "names": ("easting", "northing", None, None),
+    "names of files": ("xc", "yc", None, None),
+}
+
+
+@pytest.mark.parametrize("needs_terrain", [True, False])
+@pytest.mark.parametrize("case", X_FIRST)
+def test_columns_may_come_first(case, needs_terrain):
+    east, north, *standards = X_FIRST[case]
+    file = made().transpose("time", "x", "y").rename(x=east, y=north)
+    for dim, standard, axis in zip((east, north), standards, "XY", strict=True):
+        if standard is not None:
+            file[dim].attrs["standard_name"] = standard
+        if case == "axes":
+            file[dim].attrs["axis"] = axis
+    fields = from_dataset(file, "it", Options(needs_terrain=needs_terrain))
+    np.testing.assert_array_equal(fields.wind, made().wind_speed)
+    if needs_terrain:
+        np.testing.assert_array_equal(fields.terrain, GROUND)
+
+
+@pytest.mark.parametrize("units", ["m2 s-2", "m"])
+def test_what_lies_on_levels_of_pressure_is_no_terrain(units):
+    """The geopotential of 1,000 and 850 hPa is a possible height of the ground."""
+    file = made().drop_vars("terrain")
+    z = np.stack([np.full(GROUND.shape, 100.0), np.full(GROUND.shape, 1400.0)])
+    levels = {"plev": ("plev", [1000.0, 850.0], {"units": "hPa"})}
+    attributes = {"units": units, "standard_name": "geopotential"}
+    both = file.assign(z=(("plev", "y", "x"), z, attributes)).assign_coords(levels)
+    height = (("y", "x"), GROUND, {"units": "m", "standard_name": "surface_altitude"})
+    for each in (both, both.isel(plev=[0])):
+        with pytest.raises(WindsrError, match="it has no terrain"):
+            from_dataset(each, "it", Options())
+        np.testing.assert_array_equal(
+            from_dataset(each.assign(h=height), "it", Options()).terrain, GROUND
+        )
+
+
+def test_a_file_of_one_level_of_pressure_is_no_terrain_file(tmp_path):
+    z = made().rename(terrain="z").drop_vars("wind_speed").isel(time=0)
+    z = z.assign_coords(plev=((), 1000.0, {"units": "hPa"}))
+    z.to_netcdf(tmp_path / "z.nc")
+    with pytest.raises(WindsrError, match=r"z\.nc has no terrain"):
+        heights(wind_file(tmp_path), tmp_path / "z.nc")
+
+
+@pytest.mark.parametrize("dims", [("time", "y", "x"), ("y", "x", "time"), ("x", "time", "y")])
+def test_a_terrain_by_time_is_the_same_at_each(dims):
+    file = made().drop_vars("terrain")
+
+    def orog(second):
+        both = np.stack([GROUND, second])
+        array = xarray.DataArray(both, dims=("time", "y", "x"), attrs={"units": "m"})
+        return file.assign(orog=array.transpose(*dims))
+
+    steady = orog(GROUND + 0.1)
+    np.testing.assert_array_equal(from_dataset(steady, "it", Options()).terrain, GROUND)
+    with pytest.raises(WindsrError, match="the terrain orog changes by up to 50 from field to"):
+        from_dataset(orog(GROUND + 50), "it", Options())
+
+
+def test_a_coordinate_called_as_a_terrain_is_none():
+    file = made().rename(terrain="h").assign_coords(z=("z", [10.0]))
+    file.h.attrs["standard_name"] = "surface_altitude"
+    np.testing.assert_array_equal(from_dataset(file, "it", Options()).terrain, GROUND)
+
+
+def test_fields_that_are_cut_say_so():
+    speed = SPEED.copy()
+    speed[:, :2] = np.nan
+    fields = from_dataset(made(speed), "it", Options())
+    assert fields.source == "it, cut to the 8 × 12 points with values"

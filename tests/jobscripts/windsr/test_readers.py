@@ -181,6 +181,30 @@ def test_units(units, factor):
     )
 
 
+@pytest.mark.parametrize(("option", "refused"), [("m/s", False), ("knots", True), (None, False)])
+def test_units_of_the_file_count(tmp_path, option, refused):
+    path = written(tmp_path, dataset())
+    if refused:
+        with pytest.raises(WindsrError, match="is in 'm s-1' by its file and in 'knots' by --unit"):
+            read(path, Options(units=option))
+    else:
+        assert read(path, Options(units=option)).wind[0, 1, 2] == 7.0
+    bare = written(tmp_path, dataset(units=None), "bare.nc")
+    assert read(bare, Options(units="knots")).wind[0, 1, 2] == pytest.approx(7 * 1852 / 3600)
+
+
+@pytest.mark.parametrize(("units", "refused"), [("m/s", False), ("kt", True)])
+def test_two_names_of_one_unit_are_one(units, refused):
+    part = (("time", "y", "x"), np.full((3, 4, 5), 3.0))
+    made = dataset().drop_vars("wind_speed")
+    made = made.assign(u10=(*part, {"units": "m s-1"}), v10=(*part, {"units": units}))
+    if refused:
+        with pytest.raises(WindsrError, match=r"in different units \(m s-1, kt\)"):
+            from_dataset(made, "it", Options())
+    else:
+        np.testing.assert_allclose(from_dataset(made, "it", Options()).wind, np.hypot(3, 3))
+
+
 def field(times):
     return Fields(
         np.ones((len(times), 2, 2), np.float32),

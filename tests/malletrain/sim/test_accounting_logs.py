@@ -4,9 +4,11 @@ line.
 
 from __future__ import annotations
 
+import gzip
 import json
+import time
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -407,3 +409,147 @@ def test_a_large_json_file_is_read_piece_by_piece(tmp_path):
     assert next(entries) == (1, {"a": 2})
     with pytest.raises(WorkloadError, match="line 1: This is not JSON"):
         list(entries)
+
+
+CHICAGO = "America/Chicago"
+"""Its clocks were set back from 2:00 to 1:00 on 3 November 2024: 7:00 UTC."""
+
+
+@pytest.mark.parametrize(
+    ("submit", "start", "end", "utc"),
+    [
+        ("00:50", "01:50", "01:20", ("05:50", "06:50", "07:20")),
+        ("01:50", "01:10", "05:00", ("06:50", "07:10", "11:00")),
+        ("01:50", "01:10", "01:40", ("06:50", "07:10", "07:40")),
+        ("00:10", "00:40", "03:00", ("05:10", "05:40", "09:00")),
+    ],
+)
+def test_times_of_sacct_around_the_end_of_summer_time(
+    tmp_path, monkeypatch, submit, start, end, utc
+):
+    row = "|".join(f"2024-11-03T{each}:00" for each in (submit, start, end))
+    text = f"{SACCT.splitlines()[0]}\n11|{row}|COMPLETED|1|n1\n"
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", CHICAGO)
+        time.tzset()
+        log = read_sacct(write(tmp_path, text))
+    time.tzset()
+    (job,) = log.jobs
+    times = (0.0, job.start_s, job.start_s + job.run_s)
+    midnight = datetime(2024, 11, 3, tzinfo=timezone.utc).timestamp()
+    assert [log.zero + each - midnight for each in times] == [
+        3600 * int(each[:2]) + 60 * int(each[3:]) for each in utc
+    ]
+
+
+def test_a_job_that_started_before_its_submission_keeps_its_time(tmp_path):
+    """Its end would be wrong if its start were moved."""
+    text = SACCT.replace("11|2024-01-01T00:00:00", "11|2024-01-01T00:05:00")
+    log = read_log(write(tmp_path, text))
+    assert log.jobs[0] == LogJob(0.0, 0.0, 3540.0, 3, ("n01", "n02", "m1"))
+    assert log.jobs[1].start_s == 29 * 60
+    assert log.zero == seconds("2024-01-01T00:01:00")
+
+
+def test_steps_are_known_by_the_raw_number_of_their_job_too(tmp_path):
+    header, job, *_ = SACCT.splitlines()
+    rows = [header, job, job.replace("11|", "11.batch|"), job.replace("11|", "11.0|")]
+    text = "\n".join(row.rpartition("|")[0] for row in rows) + "\n"
+    log = read_sacct(write(tmp_path, text.replace("JobID", "JobIDRaw")))
+    assert [(job.nodes, job.names) for job in log.jobs] == [(3, ())]
+    assert "lists 2 steps" in log.notes[0]
+    both = "\n".join(f"{row.partition('|')[0]}|{row}" for row in text.splitlines())
+    both = both.replace("JobID|JobID", "JobIDRaw|JobID") + "\n"
+    assert len(read_sacct(write(tmp_path, both)).jobs) == 1
+    without = "\n".join(row.partition("|")[2] for row in text.splitlines()) + "\n"
+    assert "no column JobID: steps" in read_sacct(write(tmp_path, without)).notes[0]
+
+
+def test_jobs_of_two_clusters_are_not_one_machine(tmp_path):
+    lines = SACCT.splitlines()
+    rows = [f"Cluster|{lines[0]}", f"a|{lines[1]}", f"{'a'}|{lines[3]}"]
+    assert len(read_sacct(write(tmp_path, "\n".join(rows) + "\n")).jobs) == 2
+    rows[2] = f"b|{lines[1]}"
+    with pytest.raises(
+        WorkloadError, match=r"line 3: The log has jobs of several clusters \(a, b\)"
+    ):
+        read_sacct(write(tmp_path, "\n".join(rows) + "\n"))
+
+
+def test_columns_that_are_cut_to_a_width_are_refused(tmp_path):
+    with pytest.raises(WorkloadError, match="are cut to a width; run: sacct"):
+        read_log(write(tmp_path, SACCT.replace("|", "  ")))
+
+
+FIRST = "ctime=0 start={0:.0f} exec_host=n1/0"
+SECOND = "ctime=0 start={0:.0f} exec_host=n2/0"
+
+
+def at(clock):
+    return seconds(f"2024-03-01T{clock}")
+
+
+def pbs_jobs(tmp_path, records, names=("20240301",)):
+    for name in names:
+        write(tmp_path, pbs("03/01/2024", [("00:30:00", "Q", "0.s", ""), *records]), name)
+    log = read_pbs(tmp_path)
+    began = [log.zero + job.start_s for job in log.jobs]
+    return [
+        (job.names[0], begin - at("00:00:00"), job.run_s)
+        for begin, job in zip(began, log.jobs, strict=True)
+    ], log.notes
+
+
+def test_a_job_of_pbs_that_the_server_aborts_has_ended(tmp_path):
+    records = [
+        ("01:00:00", "S", "1.s", FIRST.format(at("01:00:00"))),
+        ("01:30:00", "A", "1.s", "Job was aborted"),
+        ("01:40:00", "A", "7.s", "Job never ran"),
+        ("02:00:00", "S", "2.s", SECOND.format(at("02:00:00"))),
+    ]
+    jobs, _ = pbs_jobs(tmp_path, records)
+    assert jobs == [("n1", 3600, 1800), ("n2", 7200, None)]
+
+
+def test_an_end_of_pbs_that_stands_before_its_start_ends_it(tmp_path):
+    first = FIRST.format(at("01:00:00"))
+    records = [
+        ("01:00:05", "E", "1.s", f"{first} end={at('01:00:05'):.0f}"),
+        ("01:00:05", "S", "1.s", first),
+        ("02:00:00", "S", "2.s", SECOND.format(at("02:00:00"))),
+    ]
+    jobs, _ = pbs_jobs(tmp_path, records)
+    assert jobs == [("n1", 3600, 5), ("n2", 7200, None)]
+
+
+def test_a_run_of_pbs_whose_end_is_lost_counts_until_the_next_one(tmp_path):
+    records = [
+        ("01:00:00", "S", "1.s", FIRST.format(at("01:00:00"))),
+        ("03:00:00", "S", "1.s", SECOND.format(at("03:00:00"))),
+        ("03:00:00", "S", "1.s", SECOND.format(at("03:00:00"))),
+    ]
+    jobs, (note,) = pbs_jobs(tmp_path, records)
+    assert jobs == [("n1", 3600, 7200), ("n2", 10800, None)]
+    assert "1 runs of jobs have no end in the log" in note
+
+
+def test_nodes_that_a_job_of_pbs_released_are_named(tmp_path):
+    first = FIRST.format(at("01:00:00"))
+    records = [
+        ("01:00:00", "S", "1.s", first),
+        ("01:30:00", "u", "1.s", first),
+        ("02:00:00", "E", "1.s", f"{first} end={at('02:00:00'):.0f}"),
+    ]
+    jobs, (note,) = pbs_jobs(tmp_path, records)
+    assert jobs == [("n1", 3600, 3600)]
+    assert "In 1 cases a job released a part of its nodes" in note
+
+
+def test_a_day_of_pbs_that_lies_there_twice_counts_once(tmp_path):
+    records = [
+        ("01:00:00", "S", "1.s", FIRST.format(at("01:00:00"))),
+        ("02:00:00", "E", "1.s", FIRST.format(at("01:00:00")) + f" end={at('02:00:00'):.0f}"),
+    ]
+    jobs, _ = pbs_jobs(tmp_path, records)
+    (tmp_path / "20240301.gz").write_bytes(gzip.compress((tmp_path / "20240301").read_bytes()))
+    assert pbs_jobs(tmp_path, records)[0] == jobs == [("n1", 3600, 3600)]

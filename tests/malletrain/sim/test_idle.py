@@ -68,6 +68,12 @@ def test_jobs_whose_end_the_accounting_missed_are_named():
     assert "runawayjobs" in sentence
 
 
+def test_jobs_whose_start_the_log_does_not_say_are_named():
+    jobs = [LogJob(0, 0, 50, 1), LogJob(0, None, 50, 1), LogJob(0, 100, 50, 1)]
+    assert any("1 jobs are left out: the log does not say when" in s
+               for s in idle_nodes(log(*jobs)).assumptions)  # fmt: skip
+
+
 def test_a_few_jobs_without_names_do_not_cost_the_others_theirs():
     named = [LogJob(10.0 * k, 10.0 * k, 10.0, 1, (f"n{k % 2}",)) for k in range(100)]
     whole = idle_nodes(log(*named))

@@ -34,6 +34,26 @@ def test_swf(tmp_path):
     assert (counted.jobs[0].nodes, counted.jobs[0].allocated) == (4, None)
 
 
+def test_parts_of_a_job_of_swf_are_not_counted_beside_the_whole(tmp_path):
+    """Its second and third line are what it ran before and after a stop."""
+    rest = "-1 -1 4 -1 -1 {0} 1 1 -1 -1 -1 -1 -1"
+    rows = [
+        f"1 0 10 100 4 {rest.format(1)}",
+        f"1 0 10 40 4 {rest.format(2)}",
+        f"1 -1 20 60 4 {rest.format(3)}",
+        f"2 5 10 30 4 {rest.format(2)}",
+    ]
+    log = read_log(write(tmp_path, "\n".join(rows) + "\n"))
+    assert [(job.start_s, job.run_s) for job in log.jobs] == [(10.0, 100.0), (15.0, 30.0)]
+    assert "2 lines of parts of jobs (status 2 to 4)" in log.notes[0]
+
+
+def test_numbers_of_a_header_may_have_commas(tmp_path):
+    text = SWF.replace(" 50", " 1,050", 1).replace(" 100", " 2,100", 1)
+    log = read_log(write(tmp_path, text))
+    assert (log.nodes, log.cpus_per_node) == (1050, 2)
+
+
 def test_how_the_cpus_of_a_node_are_known(tmp_path):
     def cpus_of_a_node(text, **more):
         log = read_swf(write(tmp_path, text), **more)

@@ -1,0 +1,85 @@
+"""Which stored numbers are values, and of what size, by the attributes that CF and NetCDF give them
+(CF Conventions, 2.5.1 and 8.1): packing, fill values, and the range of valid values, which xarray
+leaves to its user.
+
+Pure: it opens no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FILL_VALUES = ("_FillValue", "missing_value")
+"""Attributes that name numbers that are no values."""
+
+
+def decoded(stored: NDArray[Any], attributes: Mapping[str, Any]) -> NDArray[np.float64]:
+    """The values of stored numbers, NaN where there is none.
+
+    Args:
+        stored: as they are in the file.
+        attributes: those of the variable.
+    """
+    values: NDArray[np.float64] = np.asarray(stored, dtype=np.float64)
+    absent = np.zeros(values.shape, dtype=np.bool_)
+    for key in FILL_VALUES:
+        for fill in np.ravel(attributes.get(key, ())):
+            absent |= np.asarray(stored) == np.asarray(fill).astype(np.asarray(stored).dtype)
+    scale = float(np.ravel(attributes.get("scale_factor", 1.0))[0])
+    offset = float(np.ravel(attributes.get("add_offset", 0.0))[0])
+    encoding = {"scale_factor": scale, "add_offset": offset, "dtype": np.asarray(stored).dtype}
+    values = np.where(absent, np.nan, values * scale + offset)
+    low, high = valid_range(attributes, encoding)
+    return np.where((values < low) | (values > high), np.nan, values)
+
+
+def valid_range(
+    attributes: Mapping[str, Any], encoding: Mapping[str, Any] | None = None
+) -> tuple[float, float]:
+    """The least and the greatest valid value of a variable; infinite where it names none.
+
+    The range is of the numbers as they are stored if it is of their type, else of the values
+    (NetCDF User's Guide, Attribute Conventions).
+
+    Args:
+        attributes: ``valid_min``, ``valid_max`` or ``valid_range``.
+        encoding: how values are stored: ``dtype``, ``scale_factor`` and ``add_offset``.
+    """
+    how = encoding or {}
+    low, high = -np.inf, np.inf
+    scale, offset = float(how.get("scale_factor", 1.0)), float(how.get("add_offset", 0.0))
+    is_packed = (scale, offset) != (1.0, 0.0)
+
+    def value_of(stated: Any) -> float:
+        stored_as = np.dtype(how.get("dtype", np.float64))
+        if is_packed and np.asarray(stated).dtype.kind == stored_as.kind:
+            return float(stated) * scale + offset
+        return float(stated)
+
+    both = np.ravel(attributes.get("valid_range", ()))
+    if len(both) == 2:
+        low, high = sorted(map(value_of, both))
+    if "valid_min" in attributes:
+        low = max(low, value_of(np.ravel(attributes["valid_min"])[0]))
+    if "valid_max" in attributes:
+        high = min(high, value_of(np.ravel(attributes["valid_max"])[0]))
+    # Rounding of a bound leaves out no value that lies on it.
+    room = 1e-6 * max(1.0, *(abs(bound) for bound in (low, high) if np.isfinite(bound)), 1.0)
+    return low - room, high + room
+
+
+def only_valid(dataset: Any) -> Any:
+    """An xarray Dataset without the values that its variables call invalid."""
+    changed = {}
+    for name, variable in dataset.data_vars.items():
+        if variable.dtype.kind not in "fiu":
+            continue
+        low, high = valid_range(variable.attrs, variable.encoding)
+        if np.isfinite(low) or np.isfinite(high):
+            valid = variable.where((variable >= low) & (variable <= high))
+            changed[name] = valid.assign_attrs(variable.attrs)
+    return dataset.assign(changed)

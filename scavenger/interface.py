@@ -233,7 +233,9 @@ class Scavenger(Protocol):
         ...
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """End leases; pending ones are cancelled. Leases that have already ended are ignored."""
+        """End leases; pending ones are cancelled. Leases that have already ended are ignored.
+        Raises SchedulerError if one may still exist.
+        """
         ...
 
     def contact(self) -> Contact:

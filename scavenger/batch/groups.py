@@ -48,11 +48,6 @@ class PartOf(NamedTuple):
         return f"{self.job}/{self.node}"
 
 
-def is_part(scheduler_id: str) -> bool:
-    """Return whether this is the id of a part, not of a job."""
-    return "/" in scheduler_id
-
-
 def unknown(name: str, node: str) -> str:
     """Return a placeholder for the lease, for a node of a job that no longer belongs to a lease."""
     return f"{name}@{node}"

@@ -15,6 +15,7 @@ time limit and the environment of a lease.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Generic
 from scavenger.batch.calls import CallLog, PollPause, RequestBudget
 from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.groups import PartOf, is_part, packs
+from scavenger.batch.groups import PartOf, packs
 from scavenger.batch.lease_ender import LeaseEnder, must_leave
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
@@ -213,6 +214,10 @@ MAX_REUSE_AGE_S = 0.5
 """Maximum age at which a poll is reused to take leases, seconds. Leases are usually taken right
 after a poll.
 """
+MAX_ID_AGE_S = 60.0
+"""Maximum age of the answer in which a lease had its job id, seconds. A scheduler that has lost its
+state numbers its jobs from the beginning, so that an older id may be that of a main job.
+"""
 
 
 class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
@@ -271,6 +276,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         """Leases whose jobs have disappeared since the last poll."""
         self._reusable_poll: PollConclusions[SiteT] | None = None
         """The last poll, until leases are taken from it."""
+        self._answered_at = -math.inf
+        """Time of the last answer that was understood, epoch seconds."""
 
     # --- scheduler-specific parts ---
 
@@ -431,6 +438,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         notice_s = grace_s + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now, remaining_s, grace_s)
         leave.update((lease, reason) for lease, reason in answer.leave.items() if lease in running)
+        self._answered_at = now
         self._reusable_poll = PollConclusions(
             now, site, answer, rules, leases, unwanted, leave, choice
         )
@@ -585,22 +593,25 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self._site_grace_s(site) if self.settings.grace_s is None else self.settings.grace_s
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Cancel the jobs of these leases. Raises CommandError if one may still exist."""
-        jobs = []
+        """Cancel the jobs of these leases. Polls first if the last poll is too old, and cancels
+        only jobs that the scheduler lists under the name of their lease. Raises SchedulerError if
+        one may still exist; the next poll then cancels it.
+        """
+        if not leases:
+            return
         for lease in leases:
             self.ledger.give_up(lease.id, "given back", self.clock())
+        if self.site is None or not 0 <= self.clock() - self._answered_at < MAX_ID_AGE_S:
+            self.read_state()
+        assert self.site is not None, "the poll has read it"
+        jobs = []
+        for lease in leases:
             job = self.ledger.jobs.get(lease.id)
-            if job is None and lease.scheduler_id and not is_part(lease.scheduler_id):
-                job = LeaseJob(
-                    replace(lease, state=LeaseState.RUNNING), self.ledger.user_of(lease.id)
-                )
             # Pending parts of a shared job are withdrawn at the next poll, which shows whether they
             # have started.
             is_shared = job is not None and job.part is not None
             if job is None or not job.alive or (is_shared and job.lease.state is _PENDING):
                 continue
             jobs.append(job)
-        # Before the first poll the scheduler's grace time is not known.
-        grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
-        if error := self.ender.cancel(jobs, grace_s, self.clock()):
+        if error := self.ender.cancel(jobs, self.grace_s(self.site), self.clock()):
             raise error

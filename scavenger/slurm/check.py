@@ -16,6 +16,7 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import SchedulerError
 from scavenger.slurm.check_slots import slot_findings
+from scavenger.slurm.clock import clock_findings
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.limits import limits, longest_lease, most_memory_mb
 from scavenger.slurm.longest_wait import wait_findings
@@ -484,6 +485,7 @@ def _sight(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     if inputs.settings.idle_for_s is None and cycle is not None:
         yield True, f"A node is a gap when it was idle for one backfill cycle, here {cycle:.3g} s."
     yield from _polls(inputs)
+    yield from clock_findings(inputs.site.clock_ahead_s)
     if "reservations" in inputs.site.hidden and not _is_operator(inputs):
         yield (
             False,

@@ -25,7 +25,7 @@ from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import OF_THIS_CLUSTER
 
-HOSTS = ("scontrol", "show", "node", "-o", "-d", "--all")
+HOSTS = ("scontrol", "-o", "-d", "--all", "show", "node")
 """The command that lists the hosts, also those of hidden partitions, which sinfo lists too."""
 NEIGHBOUR_FIELDS = "%i|%u|%P|%N"
 """Job id, user, partition, nodes."""

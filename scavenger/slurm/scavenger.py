@@ -44,6 +44,7 @@ from scavenger.batch.slots import ANY, LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError, host_of, kind_of
 from scavenger.slurm.check import SlurmCheckInputs, findings
+from scavenger.slurm.clock import on_this_clock
 from scavenger.slurm.due_jobs import (
     MAX_DUE_S,
     MAX_LACK_S,
@@ -331,7 +332,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return self.source.name
 
     def _ask_site(self) -> SlurmSite:
-        site = with_accounting(self.commands, ask_site(self.commands), self.settings, self.site)
+        before_s = 0.0 if self.site is None else self.site.clock_ahead_s
+        site = ask_site(self.commands, self.clock, before_s)
+        if site.clock_ahead_s != before_s:
+            self._hold = Hold()  # its times are on the clock as it was
+        site = with_accounting(self.commands, site, self.settings, self.site)
         if not self._settled:
             self.source = source_for(self.api, self.commands, site.version)
             self._settled = True
@@ -340,6 +345,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
+        if site.clock_ahead_s:
+            jobs, reservations = on_this_clock(jobs, reservations, site.clock_ahead_s)
         # Slurm sets the expected start of a job that lacks a node to the present of each cycle.
         answered_at = self.clock()
         ours = split_by_lease(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)

@@ -8,12 +8,14 @@ decides whether the configuration is suitable for MalleTrain.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scavenger.batch.commands import CommandError, Commands, require_complete
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
+from scavenger.slurm.clock import clock_ahead_s, settled
 from scavenger.slurm.parse import read_duration
 
 BF_INTERVAL_S = 30.0
@@ -121,6 +123,8 @@ class SlurmSite:
     """Association of the leases."""
     federation: str = ""
     """Federation to which the cluster belongs; empty: none."""
+    clock_ahead_s: float = 0.0
+    """By how much the controller's clock is ahead of this host's, seconds; negative: behind."""
 
     @property
     def display_name(self) -> str:
@@ -247,15 +251,25 @@ class SlurmSite:
         )
 
 
-def ask_site(commands: Commands) -> SlurmSite:
-    """Read the configuration of a running Slurm. Raises SchedulerError."""
+def ask_site(
+    commands: Commands, clock: Callable[[], float] = time.time, ahead_before_s: float = 0.0
+) -> SlurmSite:
+    """Read the configuration of a running Slurm. Raises SchedulerError.
+
+    Args:
+        commands: runs the commands.
+        clock: returns epoch seconds.
+        ahead_before_s: the previous difference of the clocks, seconds.
+    """
     config = commands.ask(["scontrol", "show", "config"])
-    partitions = commands.ask(["scontrol", "show", "partition", "-o", "--all"])
+    partitions = commands.ask(["scontrol", "--all", "-o", "show", "partition"])
+    asked_at = clock()
     try:
         statistics = commands.ask(["sdiag"])
     except CommandError:  # some sites restrict sdiag; bf_interval is then used alone
         statistics = ""
-    site = read_site(config, partitions, statistics)
+    ahead_s = settled(clock_ahead_s(statistics, asked_at, clock()), ahead_before_s)
+    site = replace(read_site(config, partitions, statistics), clock_ahead_s=ahead_s)
     if not site.has_slurmdbd:
         return site  # a federation needs slurmdbd
     try:

@@ -72,7 +72,7 @@ class SlurmCommandSource:
         nodes = self.commands.ask(
             ["sinfo", "-h", "-a", *OF_THIS_CLUSTER, "-o", f"{mark}|{SINFO_FIELDS}"]
         )
-        reservations = self.commands.ask(["scontrol", "show", "reservation", "-o"])
+        reservations = self.commands.ask(["scontrol", "-o", "show", "reservation"])
         return (
             read_nodes(nodes, mark),
             read_jobs(jobs, mark, prefix),

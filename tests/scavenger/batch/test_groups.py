@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.batch.groups import MAX_NAME, is_part, leases_in, name_of, packs
+from scavenger.batch.groups import MAX_NAME, leases_in, name_of, packs
 
 NUMBERS = st.sets(st.integers(1, 400), min_size=1, max_size=64)
 
@@ -40,11 +40,6 @@ def test_a_name_of_more_leases_than_a_job_can_have_is_none_of_ours(name):
 def test_what_the_store_does_not_number_shares_no_job():
     assert name_of(["l1", "m2"]) is None
     assert name_of(["l1", "lease"]) is None
-
-
-def test_the_id_of_a_part_is_no_job():
-    assert is_part("7/n1")
-    assert not any(is_part(job) for job in ("7", "7_3", "7[3].pbs0", "123.pbs0"))
 
 
 LIMITS = st.lists(

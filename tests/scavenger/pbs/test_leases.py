@@ -266,12 +266,27 @@ def test_a_submission_without_an_answer_is_deleted_should_it_turn_up(world, trou
 def test_giving_back_forgives_what_has_ended_and_nothing_else(world):
     made = world(hosts=1)
     one = made.scavenger()
-    one.give_back([Lease("l9", "99.pbs0", LeaseState.RUNNING, "n1")])
-    assert made.tools.calls("qdel") == ["qdel 99.pbs0"]
-    made.tools.fails("qdel", "qdel: Unauthorized Request  99.pbs0")
+    [lease] = one.take([request(1)])
+    running(made, one, "l1")
+    made.tools.fails("qdel", f"qdel: Unknown Job Id {lease.scheduler_id}")
+    one.give_back([lease])
+    assert made.tools.calls("qdel") == [f"qdel {lease.scheduler_id}"]
+    made.tools.fails("qdel", f"qdel: Unauthorized Request  {lease.scheduler_id}")
     with pytest.raises(SchedulerError, match="Unauthorized"):
-        one.give_back([Lease("l9", "99.pbs0", LeaseState.RUNNING, "n1")])
+        one.give_back([lease])
     one.give_back([])
+    made.pbs.works("qdel")
+    one.give_back([lease])
+
+
+def test_a_job_with_the_number_of_an_earlier_lease_is_not_deleted(world):
+    """A server that has lost its state gives numbers again."""
+    made = world(hosts=1)
+    number = made.pbs.submit("sleep 600", queue="workq")
+    one = made.scavenger()
+    one.know({"l9": ""})
+    one.give_back([Lease("l9", number, LeaseState.RUNNING, "n1")])
+    assert made.tools.calls("qdel") == []
 
 
 def test_leases_of_an_owner_are_submitted_and_deleted_as_the_owner(world):

@@ -192,11 +192,29 @@ def test_giving_back_cancels_and_forgives_what_has_ended(slurm):
         "scancel", "scancel: error: Kill job error on job id 9: Invalid job id specified"
     )
     scavenger.give_back([*leases, Lease("l5", "55", LeaseState.RUNNING, "n5")])
-    assert slurm.tools.calls("scancel") == ["scancel 9 55"]
+    assert slurm.tools.calls("scancel") == ["scancel 9"], "Slurm lists no job 55 of lease l5"
     slurm.tools.fails("scancel", "scancel: error: Access/permission denied")
     with pytest.raises(SchedulerError, match="permission denied"):
         scavenger.give_back(leases)
     scavenger.give_back([])
+
+
+def test_an_old_job_id_is_cancelled_only_if_its_job_still_has_the_name_of_the_lease(slurm):
+    """A Slurm that has lost its state numbers its jobs from the beginning."""
+    scavenger = slurm.ready()
+    lease_jobs = {n: world.job("RUNNING", n, f"{PREFIX}l{n}", nodes=f"n{n}") for n in (1, 2)}
+    slurm.queue(*lease_jobs.values())
+    leases = scavenger.poll().leases
+    for tool in ("squeue", "sinfo"):
+        slurm.tools.fails(tool, "Unable to contact slurm controller")
+    slurm.now += 61
+    with pytest.raises(SchedulerError, match="Unable to contact"):
+        scavenger.give_back(leases)
+    assert slurm.tools.calls("scancel") == []
+    slurm.queue(world.job("RUNNING", 1, "their own", nodes="n5"), lease_jobs[2])
+    slurm.nodes(idle="n[3-4]", allocated="n[1-2,5-8]")
+    scavenger.give_back(leases)
+    assert slurm.tools.calls("scancel") == ["scancel 2"]
 
 
 def test_leases_of_an_owner_are_submitted_and_cancelled_as_the_owner(slurm, tmp_path):

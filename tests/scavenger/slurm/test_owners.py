@@ -116,6 +116,7 @@ def test_a_user_who_shortens_a_job_of_our_name_holds_up_nobody(slurm):
 def test_a_lease_of_before_a_restart_is_given_back_as_its_owner(slurm):
     scavenger = several(slurm)
     scavenger.know({"l1": "ann", "l2": ""})
+    slurm.queue(runs(slurm, 41, "l1", "ann", "n1"), runs(slurm, 42, "l2", "me", "n2"))
     scavenger.give_back(
         [Lease("l1", "41", LeaseState.RUNNING, "n1"), Lease("l2", "42", LeaseState.RUNNING, "n2")]
     )

@@ -133,7 +133,9 @@ def reactions(
     seconds: dict[int, float | None] = {}
     for (began, batch), end in zip(changes, ends, strict=True):
         before = [m.nodes for m in moments if m.time <= began][-1:]
-        later = (m.time for m in moments if began < m.time < end and [m.nodes] != before)
+        # A training that has ended, or is between two sets of nodes, has none.
+        running = (m for m in moments if began < m.time < end and m.nodes)
+        later = (m.time for m in running if [m.nodes] != before)
         first = next(later, None)
         seconds[batch] = None if first is None else first - began
     return seconds

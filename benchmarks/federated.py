@@ -14,7 +14,9 @@ that only selection and memory differ. Contenders, one after another:
 * **FedAvg + never evict**: the same, with a memory that keeps the samples that were read first;
 * **Oort + LRU**: clients by utility;
 * **FedCaSe**: clients by loss, speed and memory; hot samples in ``malletrain.DataCache``; an epoch
-  reads them and 30 % of the others.
+  reads them and 30 % of the others; ε-greedy chooses the ratio of experienced clients and novices;
+* **FedCaSe, forest**: the same, but a random forest chooses the ratio. Its fits are part of the
+  seconds.
 
 For each of ``--targets`` the table has the rounds and the seconds until the accuracy on the test
 images, as a mean of three rounds, has reached it, and the ratio of the seconds to those of the
@@ -51,10 +53,12 @@ from fedcase.task import Arrays, FashionMnist
 from fedcase.training_state import new_state
 
 from benchmarks.federated_contenders import Chooser, Oort, SampleMemory, Uniform
-from benchmarks.needs import existing
+from benchmarks.needs import existing, package
 from malletrain.protocol import env
 
-CONTENDERS = ("FedAvg + LRU", "FedAvg + never evict", "Oort + LRU", "FedCaSe")
+RULE_OF = {"FedCaSe": "epsilon-greedy", "FedCaSe, forest": "forest"}
+"""Contender with the product's selection → its ratio rule."""
+CONTENDERS = ("FedAvg + LRU", "FedAvg + never evict", "Oort + LRU", *RULE_OF)
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "fashion_mnist"
 COLD_SHARE = 0.3
 MEAN_OF = 3
@@ -255,8 +259,10 @@ def run_chooser(
     return course.row()
 
 
-def run_fedcase(task: FashionMnist, setting: FederatedSetting, folder: Path) -> FederatedRow:
-    """Run FedCaSe, with the samples of all nodes in ``folder``."""
+def run_fedcase(
+    contender: str, task: FashionMnist, setting: FederatedSetting, folder: Path
+) -> FederatedRow:
+    """Run FedCaSe with the contender's ratio rule, and the samples of all nodes in ``folder``."""
     total = sum(task.sample_counts())
     sample_bytes = len(pickle.dumps(task.dataset(0)[0]))
     memory = int(total * setting.cache / setting.nodes * (sample_bytes + 256))
@@ -267,9 +273,9 @@ def run_fedcase(task: FashionMnist, setting: FederatedSetting, folder: Path) -> 
     hot_bytes = int(total * setting.cache * sample_bytes)
     nodes = VirtualNodes(task, memories, setting)
     state = new_state(task.initial_arrays(), task.sample_counts(), Random(setting.seed))
-    coordinator = Coordinator(state, RULES["epsilon-greedy"](), setting.round_size)
+    coordinator = Coordinator(state, RULES[RULE_OF[contender]](), setting.round_size)
     options = LocalOptions(cold_share=COLD_SHARE, seed=setting.seed)
-    course, present = _Course("FedCaSe", task, setting), range(setting.nodes)
+    course, present = _Course(contender, task, setting), range(setting.nodes)
     while not course.over:
         begin = time.perf_counter()
         number = coordinator.begin(present).number
@@ -291,13 +297,13 @@ def run(contender: str, task: FashionMnist, setting: FederatedSetting) -> Federa
     """Run one contender."""
     if contender == "Oort + LRU":
         return run_chooser(contender, Oort(), True, task, setting)
-    if contender != "FedCaSe":
+    if contender not in RULE_OF:
         return run_chooser(contender, Uniform(), contender.endswith("LRU"), task, setting)
     folder = Path(tempfile.mkdtemp(prefix="federated-", dir="/dev/shm"))
     before = os.environ.get(env.DATA)
     os.environ[env.DATA] = str(folder)
     try:
-        return run_fedcase(task, setting, folder)
+        return run_fedcase(contender, task, setting, folder)
     finally:
         os.environ.pop(env.DATA)
         if before is not None:
@@ -345,6 +351,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     folder = existing(options.data, "--data", "Fashion-MNIST (the four .gz files)")
+    if "FedCaSe, forest" in options.contenders:
+        package("sklearn.ensemble")  # a second of imports that is not part of a round
     task = FashionMnist(str(folder), options.clients, seed=options.seed)
     setting = FederatedSetting(
         options.round,

@@ -39,8 +39,8 @@ from benchmarks.infinicache_contenders import (
     cache_nodes,
     contender,
     node,
-    redis_servers,
 )
+from benchmarks.redis_servers import redis_servers
 
 MB = 1_000_000
 CODES = ((10, 0), (10, 1), (10, 2), (4, 2), (5, 1))

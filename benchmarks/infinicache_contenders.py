@@ -1,24 +1,20 @@
-"""The contenders of :mod:`benchmarks.infinicache`: cache nodes and Redis servers as processes of
-this machine, and a client of each.
+"""The contenders of :mod:`benchmarks.infinicache`: cache nodes as processes of this machine, and a
+client of them or of :mod:`benchmarks.redis_servers`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import random
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from benchmarks.redis_servers import RedisClient, Servers
 
 HOME = Path(__file__).resolve().parents[1] / "jobscripts" / "infinicache"
 sys.path.insert(0, str(HOME))
@@ -29,10 +25,6 @@ KEY = b"a key for measuring"
 LATE_SHARE, LATE_S = 0.005, 0.3
 """The straggler: share of the reads of chunks that each node answers late, and the delay. One in 20
 objects of 10 chunks has a late chunk, and one in 1000 two.
-"""
-REDIS_READ = 8 << 20
-"""Bytes that redis-py reads at once; with its default of 64 KiB it is half as fast for large
-values.
 """
 
 
@@ -48,21 +40,6 @@ async def node(capacity: int, late_share: float, proxies: int) -> None:
     await asyncio.get_running_loop().run_in_executor(
         None, sys.stdin.readline
     )  # until the benchmark ends
-
-
-@dataclass(frozen=True)
-class Servers:
-    """Processes that serve."""
-
-    addresses: list[str]
-    """``host:port``, or ports of Redis."""
-    pids: list[int]
-    """Process id of each."""
-
-    def cpu_s(self) -> float:
-        """Their processor time so far, in total."""
-        times = [psutil.Process(pid).cpu_times() for pid in self.pids]
-        return sum(t.user + t.system for t in times)
 
 
 @contextmanager
@@ -85,74 +62,6 @@ def cache_nodes(count: int, late_share: float = 0.0, proxies: int = 1) -> Iterat
         for p in processes:
             p.kill()
             p.wait()
-
-
-@contextmanager
-def redis_servers(count: int) -> Iterator[Servers]:
-    """Start ``count`` Redis servers without persistence."""
-    import redis
-
-    ports, processes = [], []
-    try:
-        for _ in range(count):
-            with socket.socket() as s:
-                s.bind(("127.0.0.1", 0))
-                ports.append(s.getsockname()[1])
-            argv = [
-                "redis-server",
-                "--port",
-                str(ports[-1]),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-            ]
-            processes.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
-        for port in ports:
-            deadline = time.monotonic() + 20
-            while True:
-                try:
-                    redis.Redis(port=port).ping()
-                    break
-                except redis.ConnectionError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.05)
-        yield Servers([str(port) for port in ports], [p.pid for p in processes])
-    finally:
-        for p in processes:
-            p.kill()
-            p.wait()
-
-
-class RedisClient:
-    """Redis servers as one store: each key is on the server given by its hash."""
-
-    def __init__(self, ports: list[int]) -> None:
-        import redis
-
-        self._servers = [redis.Redis(port=port, socket_read_size=REDIS_READ) for port in ports]
-
-    def _server(self, key: str) -> Any:
-        return self._servers[
-            int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
-            % len(self._servers)
-        ]
-
-    def put(self, key: str, value: bytes) -> None:
-        self._server(key).set(key, value)
-
-    def get(self, key: str) -> Any:
-        return self._server(key).get(key)
-
-    def delete(self, key: str) -> None:
-        self._server(key).delete(key)
-
-    def close(self) -> None:
-        for server in self._servers:
-            server.close()
 
 
 class ViewingCache(Cache):

@@ -37,9 +37,14 @@ def test_node_seconds_are_those_between_two_looks():
 
 
 def test_a_new_plan_is_the_first_change_of_nodes_after_the_batch():
-    assert reactions(MOMENTS, CHANGES) == {128: 3.0, 256: 10.0}
+    larger = [*MOMENTS[:4], Moment(35.0, 5, 450.0, 110.0), *MOMENTS[4:]]
+    assert reactions(larger, CHANGES) == {128: 3.0, 256: 5.0}
     assert reactions(MOMENTS[:4], CHANGES) == {128: 3.0, 256: None}
     assert reactions(MOMENTS, []) == {}
+
+
+def test_the_end_of_the_training_is_no_new_plan():
+    assert reactions(MOMENTS, CHANGES) == {128: 3.0, 256: None}
 
 
 def test_the_nodes_of_a_batch_are_those_at_its_end():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fedcase.clients import ClientRecord
 from fedcase.node_cache import ReadAccount
+from fedcase.ratio import RULES
 
 from benchmarks import federated
 from benchmarks.federated_contenders import Oort, SampleMemory, Uniform
@@ -88,8 +89,28 @@ def test_a_short_run(folder, tmp_path, capsys):
     assert all(row["rounds"] == 12 for row in rows.values())
     assert all([target for target, _, _ in row["reached"]] == [0.1] for row in rows.values())
     assert all(row["accuracy"] > 0.3 for row in rows.values())
-    assert rows["FedCaSe"]["source_reads"] < rows["FedAvg + LRU"]["source_reads"]
-    assert rows["FedCaSe"]["hits"] > 0
+    for name in federated.RULE_OF:
+        assert rows[name]["source_reads"] < rows["FedAvg + LRU"]["source_reads"]
+        assert rows[name]["hits"] > 0
     assert rows["FedAvg + never evict"]["hits"] > 0
     table = capsys.readouterr().out
     assert all(name in table for name in federated.CONTENDERS)
+
+
+@pytest.mark.parametrize(("contender", "rule"), federated.RULE_OF.items())
+def test_a_contender_has_its_own_ratio_rule(folder, monkeypatch, contender, rule):
+    rounds = []
+
+    class Recorded(RULES[rule]):
+        def choose(self, random):
+            rounds.append(rule)
+            return super().choose(random)
+
+    monkeypatch.setitem(RULES, rule, Recorded)
+    federated.main(
+        [
+            *("--data", str(folder), "--clients", "12", "--round", "4", "--nodes", "2"),
+            *("--rounds", "3", "--samples-per-s", "1000000", "--contenders", contender),
+        ]
+    )
+    assert rounds == [rule] * 3

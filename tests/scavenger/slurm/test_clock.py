@@ -71,7 +71,7 @@ def test_a_clock_that_is_set_makes_no_lease_look_preempted(tmp_path):
     scavenger = slurm.ready()
     end = slurm.now + 7200
     slurm.queue(world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=end))
-    assert scavenger.look().answer.hold == ""
+    assert scavenger.read_state().answer.hold == ""
     slurm.now += 301
     slurm.tools.answers("sdiag", f"sdiag output at some day ({slurm.now + 60:.0f})\n")
-    assert scavenger.look().answer.hold == ""
+    assert scavenger.read_state().answer.hold == ""

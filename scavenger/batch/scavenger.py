@@ -607,8 +607,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         jobs = []
         for lease in leases:
             job = self.ledger.jobs.get(lease.id)
-            # Pending parts of a shared job are withdrawn at the next poll, which shows whether they
-            # have started.
+            # The next poll withdraws pending parts of a shared job: it shows whether they started.
             is_shared = job is not None and job.part is not None
             if job is None or not job.alive or (is_shared and job.lease.state is _PENDING):
                 continue

@@ -23,7 +23,7 @@ from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.step_times import Bottleneck, RankTimes, advice_with_measured_loaders
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
-from malletrain.daemon.api.service_costs import is_outlasted, pauses
+from malletrain.daemon.api.service_operations import is_outlasted, pauses
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record

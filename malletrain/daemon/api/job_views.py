@@ -256,7 +256,7 @@ class JobViews:
         """
         spec = spec or decode_spec(row.spec)
         if rescales is None and goal is None:
-            goal = self._state.goals.row(row.id)
+            goal = self._state.store.goals.of(row.id)
         run = self._state.runs.get(row.id)
         now = self._state.clock.now()
         view = JobView(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT
+from allocator.bids import Assignment, Bid, PoolT
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def plan_value(
     values: list[float] = []
     dropped: list[str] = []
     for bid in bids:
-        pool, size = sizes.get(bid.job, UNASSIGNED)
-        value = bid.value(pool, size)
+        value = bid.value(sizes.get(bid.job))
         if value is None:
+            pool, size = sizes[bid.job]
             raise ValueError(
                 f"The plan gives job {bid.job} {size} nodes of pool {pool}, which its bid does "
                 "not offer."

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allocator.allocation import Allocation, plan_value, relative_gap
-from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT, check
+from allocator.bids import Assignment, Bid, PoolT, check
 
 
 def equal_share(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Allocation[PoolT]:
@@ -77,12 +77,12 @@ def fcfs(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Allocatio
     sizes: dict[str, Assignment[PoolT]] = {}
     free = {pool: int(nodes) for pool, nodes in capacity.items()}
     for bid in bids:
-        best: Assignment[PoolT] = UNASSIGNED
+        best: Assignment[PoolT] | None = None
         for pool, options in bid.options.items():
             fitting = int(np.searchsorted(options.sizes, free.get(pool, 0), side="right"))
-            if fitting and options.sizes[fitting - 1] > best[1]:
+            if fitting and (best is None or options.sizes[fitting - 1] > best[1]):
                 best = (pool, int(options.sizes[fitting - 1]))
-        if best[1]:
+        if best is not None:
             sizes[bid.job] = best
             free[best[0]] -= best[1]
     return _allocation(sizes, bids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,6 @@ PoolT = TypeVar("PoolT", bound=Hashable)
 """What identifies a pool of nodes, for example a string."""
 Assignment = tuple[PoolT, int]
 """(pool, number of nodes) of one job."""
-UNASSIGNED: Assignment[Any] = (None, 0)
-"""The assignment of a job without nodes."""
 
 
 class BidError(ValueError):
@@ -145,9 +143,10 @@ class Bid(Generic[PoolT]):
     """The value of no nodes. ``-inf``: the job must run. The plan places as many such jobs as
     possible before it maximises the value (see :func:`allocator.milp.solve`).
     """
-    current: Assignment[PoolT] = UNASSIGNED
-    """The pool and number of the nodes that the job has now. It breaks ties between plans of the
-    same value. It does not change the values, which already contain the cost of a change.
+    current: Assignment[PoolT] | None = None
+    """The pool and number of the nodes that the job has now; None if it has none. It breaks ties
+    between plans of the same value. It does not change the values, which already contain the cost
+    of a change.
     """
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Warnings about the values, as sentences for the user: for example that a curve is
@@ -166,14 +165,15 @@ class Bid(Generic[PoolT]):
         """Whether the plan has to place the job before it maximises the value."""
         return self.idle_value == -np.inf
 
-    def value(self, pool: PoolT, size: int) -> float | None:
-        """Return the value of ``size`` nodes of ``pool``.
+    def value(self, assignment: Assignment[PoolT] | None) -> float | None:
+        """Return the value of an assignment.
 
         Returns:
-            The idle value for size 0; None if the bid does not offer the size.
+            The idle value for None or size 0; None if the bid does not offer the size.
         """
-        if size == 0:
+        if assignment is None or not assignment[1]:
             return self.idle_value
+        pool, size = assignment
         options = self.options.get(pool)
         return None if options is None else options.value(size)
 

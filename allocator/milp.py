@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from allocator import prices, search, table
 from allocator.allocation import Allocation, nodes_in_use, plan_value, relative_gap
-from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT, SizeValues, check
+from allocator.bids import Assignment, Bid, PoolT, SizeValues, check
 from allocator.highs import LinearProgram, SolverError, maximise
 from allocator.prices import Dual, dual_at
 from allocator.table import IDLE, BidTable, Floats, Ints, Mask
@@ -67,10 +67,10 @@ def prefer_current(
         The current assignments of all jobs if they are feasible, drop no must-run job that
         ``sizes`` places, and have the same value; else ``sizes``.
     """
-    current = {bid.job: bid.current for bid in bids if bid.current[1]}
-    changed = [bid for bid in bids if bid.current != sizes.get(bid.job, UNASSIGNED)]
-    values_before = [bid.value(*bid.current) for bid in changed]
-    values_after = [bid.value(*sizes.get(bid.job, UNASSIGNED)) or 0.0 for bid in changed]
+    current = {bid.job: bid.current for bid in bids if bid.current is not None}
+    changed = [bid for bid in bids if bid.current != sizes.get(bid.job)]
+    values_before = [bid.value(bid.current) for bid in changed]
+    values_after = [bid.value(sizes.get(bid.job)) or 0.0 for bid in changed]
     finite_before = [value for value in values_before if value is not None and value > -math.inf]
     fits = all(nodes <= capacity.get(pool, 0) for pool, nodes in nodes_in_use(current).items())
     rounding = _EQUAL * sum(map(abs, values_after))
@@ -99,9 +99,9 @@ def prefer_earlier(
         A plan of the same value, jobs in the order of ``bids``.
     """
     exchanged = dict(sizes)
-    new = [index for index, bid in enumerate(bids) if bid.job in exchanged and not bid.current[1]]
+    new = [index for index, bid in enumerate(bids) if bid.job in exchanged and bid.current is None]
     waiting = [
-        (not bid.current[1], index) for index, bid in enumerate(bids) if bid.job not in exchanged
+        (bid.current is None, index) for index, bid in enumerate(bids) if bid.job not in exchanged
     ]
     if new and waiting:
         _exchange(bids, exchanged, np.array(new), sorted(waiting))
@@ -128,7 +128,7 @@ def _exchange(
     in_pool = {pool: np.array([pool == p for p, _ in assignments]) for pool in dict(assignments)}
     must_run = np.array([bids[index].must_run for index in owner])
     values = [
-        bids[index].value(*assignment) or 0.0
+        bids[index].value(assignment) or 0.0
         for index, assignment in zip(owner, assignments, strict=True)
     ]
     idle_values = np.array([bids[index].idle_value for index in owner])

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT, SizeValues
+from allocator.bids import Assignment, Bid, PoolT, SizeValues
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -217,8 +217,8 @@ def to_plan(
         first, end = int(table.starts[g]), int(table.ends[g])
         may_idle = int(table.resource[first]) in (IDLE, len(table.pools))
         for member in members:
-            pool, size = sizes.get(jobs[member], UNASSIGNED)
-            if size:
+            if (assignment := sizes.get(jobs[member])) is not None:
+                pool, size = assignment
                 in_pool = table.resource[first:end] == table.pools.index(pool)
                 plan[first + np.flatnonzero(in_pool & (table.size[first:end] == size))] += 1
             elif may_idle:
@@ -258,11 +258,11 @@ def to_sizes(
         members = [bids[member] for member in table.members[g]]
         others: list[Bid[PoolT]] = []
         for bid in members:
-            if assignments[bid.current] > 0:
+            if bid.current is not None and assignments[bid.current] > 0:
                 assignments[bid.current] -= 1
                 sizes[bid.job] = bid.current
             else:
                 others.append(bid)
-        others.sort(key=lambda bid: not bid.current[1])
+        others.sort(key=lambda bid: bid.current is None)
         sizes.update(zip((bid.job for bid in others), assignments.elements(), strict=False))
     return sizes

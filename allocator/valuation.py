@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol
 
 import numpy as np
 
-from allocator.bids import UNASSIGNED, Assignment, Bid, BidError, PoolT, Sizes, SizeValues, Values
+from allocator.bids import Assignment, Bid, BidError, PoolT, Sizes, SizeValues, Values
 from allocator.curves import CurveTable, ScalingCurve
 from allocator.objectives import (
     SUMMIT_RESCALE_COST,
@@ -214,7 +214,7 @@ def _bids(requests: Sequence[BidRequest[PoolT]]) -> list[Bid[PoolT]]:
     for request, notes, options, release_value in zip(
         requests, notes_of, options_of, release_values, strict=True
     ):
-        current: Assignment[PoolT] = UNASSIGNED
+        current: Assignment[PoolT] | None = None
         if request.current and request.current_pool is not None:
             current = (request.current_pool, request.current)
         idle_value = -math.inf if request.bidder.must_run else release_value

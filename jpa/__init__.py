@@ -8,7 +8,7 @@ jobs.
 
 from jpa.advisor import Advisor
 from jpa.costs import RescaleCosts
-from jpa.curve import CurveChange, CurveConfig, MeasuredCurve, phase_name
+from jpa.curve import CurveChange, CurveConfig, MeasuredCurve
 from jpa.donors import Donor, Offer, choose_nodes
 from jpa.measure import MeasureConfig, Measurement, MeasurementState, Monitor, ThroughputMeter
 from jpa.messages import (
@@ -72,7 +72,6 @@ __all__ = [
     "ladder",
     "new_plan",
     "next_size",
-    "phase_name",
     "prior_from",
     "profile_key",
 ]

@@ -465,22 +465,6 @@ class MeasuredCurve:
             raise CurveError(sentence) from error
 
 
-def phase_name(global_batch: int | None, nodes: int = 1, fixed_per_node: bool = False) -> str:
-    """Return the name of a phase.
-
-    Args:
-        global_batch: the reported global batch size, samples per step; None if unknown.
-        nodes: the current size.
-        fixed_per_node: whether the job keeps its batch per node. Its global batch differs at every
-            size although its curve is the same, so its phase is the batch per node.
-    """
-    if global_batch is None:
-        return DEFAULT_PHASE
-    if fixed_per_node:
-        return f"batch/node={global_batch / max(1, nodes):g}"
-    return f"batch={global_batch}"
-
-
 def batch_ratio(phase: str) -> float:
     """Return the batch of a phase, relative to that of the first phase."""
     return _split(phase)[0]

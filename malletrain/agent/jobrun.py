@@ -309,9 +309,9 @@ class NodeJob:
             self._drain = (message, time.monotonic() + message.timeout_s)
             self.flags.request_drain(message.number, message.heirs)
 
-    def abort(self, message: Abort) -> None:
-        """Forward to the launcher that a member of the round is lost, so that live workers here do
-        not wait for it.
+    def forward(self, message: Abort | TaskItems | TaskAck | TaskStop) -> None:
+        """Forward a message to the launcher: that a member of the round is lost, so that live
+        workers here do not wait for it, or one about the tasks of a farm.
         """
         self._tell(message)
 
@@ -332,10 +332,6 @@ class NodeJob:
         """Whether rank 0 of the round is on this node; True if this is not known."""
         entered = self._rounds.get(self.generation)
         return entered is None or entered.group_rank == 0
-
-    def tasks(self, message: TaskItems | TaskAck | TaskStop) -> None:
-        """Forward a message about the tasks of a farm to the launcher."""
-        self._tell(message)
 
     def save_alone(self, within_s: float) -> None:
         """Request a snapshot, if possible, because the node leaves and there is no daemon that

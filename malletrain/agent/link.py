@@ -208,12 +208,6 @@ class DaemonLink:
         reached(FaultPoint.AGENT_SAID)
         return self.connected
 
-    def announce(self) -> None:
-        """Send a Hello now, because the state of this agent has changed and the daemon may not know
-        it.
-        """
-        self._send_hello()
-
     async def run(self) -> None:
         """Connect, and reconnect until cancelled."""
         attempt = 0
@@ -302,7 +296,7 @@ class DaemonLink:
                     self._hello_sent_at is None
                     or now - self._hello_sent_at > hello_again_s(self._hello_count)
                 ):
-                    self._send_hello()
+                    self.send_hello()
                 timeout_s = self._heartbeat_s * MISSED_HEARTBEATS if answered else first_answer_s
                 if now - self._last_received_at > max(timeout_s, 1.0):
                     return answered
@@ -343,13 +337,16 @@ class DaemonLink:
         ):
             if self.connected:
                 self.connected, self._last_hello = False, None
-                self._send_hello()
+                self.send_hello()
             return False
         if not isinstance(message, Alive):
             self._on_message(message)
         return False
 
-    def _send_hello(self) -> None:
+    def send_hello(self) -> None:
+        """Send a Hello: after a connection, or because the state of this agent has changed and the
+        daemon may not know it.
+        """
         reached(FaultPoint.AGENT_GREETS)
         hello = self._hello()
         again = hello == self._last_hello

@@ -249,10 +249,8 @@ class NodeAgent:
             self._stacks.read(message, self.directory / f"job-{self._count}", ranks)
         elif isinstance(message, Round):
             self._run.round(message)
-        elif isinstance(message, messages.Abort):
-            self._run.abort(message)
-        elif isinstance(message, TaskItems | TaskAck | TaskStop):
-            self._run.tasks(message)
+        elif isinstance(message, messages.Abort | TaskItems | TaskAck | TaskStop):
+            self._run.forward(message)
         else:
             self._run.drain(message)
 
@@ -450,7 +448,7 @@ class NodeAgent:
         reached(FaultPoint.AGENT_NOTICED)
         log.info("%s: leaving within %g s", name, self._config.grace_s)
         if not self._link.send(messages.Leaving(self._config.grace_s)):
-            self._link.announce()
+            self._link.send_hello()
         if self._run is None:
             self._shut_down(0.0)
         elif not self._link.connected:

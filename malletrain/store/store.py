@@ -248,11 +248,6 @@ class Store:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @property
-    def url(self) -> str:
-        """The database's URL without its password."""
-        return self._db.url
-
     def transaction(self) -> AbstractContextManager[Connection]:
         """Run the block as one transaction: it is committed as a whole, or rolled back if an
         exception leaves the block. Blocks may nest.

@@ -122,10 +122,6 @@ class StreamConnection:
                 return True
         return False
 
-    def queued(self) -> int:
-        """Messages that are not out yet."""
-        return len(self._out)
-
     def _flush(self) -> None:
         try:
             while self._out:

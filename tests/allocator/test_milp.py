@@ -22,7 +22,6 @@ from allocator import (
     reduced_problem,
     solve,
 )
-from allocator.bids import UNASSIGNED
 from allocator.highs import SolverError
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.brute_force import best, check_feasible
@@ -111,7 +110,7 @@ def test_a_plan_as_good_as_any_stays_while_it_fits(
 ) -> None:
     bids, capacity = problem
     first = solve(bids, capacity, time_limit_s=30.0)
-    running = [replace(bid, current=first.sizes.get(bid.job, UNASSIGNED)) for bid in bids]
+    running = [replace(bid, current=first.sizes.get(bid.job)) for bid in bids]
     chance.shuffle(running)
     assert solve(running, capacity, time_limit_s=30.0).sizes == first.sizes
     less = {name: max(0, nodes - chance.randint(0, 4)) for name, nodes in capacity.items()}
@@ -285,7 +284,7 @@ def test_alike_jobs_keep_what_they_have() -> None:
     equal_bids = [Bid(name, {"default": SizeValues([1, 4], [1.0, 4.0])}) for name in "abc"]
     first = solve(equal_bids, {"default": 5}).sizes
     assert first == {"a": ("default", 4), "b": ("default", 1)}
-    running = [replace(bid, current=first.get(bid.job, UNASSIGNED)) for bid in equal_bids]
+    running = [replace(bid, current=first.get(bid.job)) for bid in equal_bids]
     assert solve(running[::-1], {"default": 5}).sizes == first
     assert solve(running[::-1], {"default": 1}).sizes == {"b": ("default", 1)}, "it has it already"
     assert solve(running[::-1], {"default": 2}).sizes.keys() == {"a", "b"}, "who runs goes on"

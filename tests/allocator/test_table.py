@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import given, settings
 
 from allocator import Bid, SizeValues, solve, table
-from allocator.bids import UNASSIGNED
 from tests.allocator.strategies import bid_lists
 from tests.draws import cases
 
@@ -23,7 +22,7 @@ def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str
     jobs = [bid.job for bid in bids]
     plan = table.to_plan(bid_table, jobs, allocation.sizes)
     assert plan is not None
-    running = [replace(bid, current=allocation.sizes.get(bid.job, UNASSIGNED)) for bid in bids]
+    running = [replace(bid, current=allocation.sizes.get(bid.job)) for bid in bids]
     assert table.to_sizes(bid_table, plan, running) == allocation.sizes
     if len(bid_table.capacity):
         use = dict(zip(bid_table.pools, bid_table.usage(plan), strict=False))
@@ -87,7 +86,7 @@ def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
 
 
 def test_alike_jobs_keep_their_nodes_against_those_that_came_before() -> None:
-    current = [UNASSIGNED, ("x", 1), UNASSIGNED, ("x", 2), ("x", 2)]
+    current = [None, ("x", 1), None, ("x", 2), ("x", 2)]
     bids = [
         Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, current=size)
         for i, size in enumerate(current)

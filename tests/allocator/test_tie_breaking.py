@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from allocator import Allocation, Bid, SizeValues, milp, solve
 from allocator.allocation import plan_value
-from allocator.bids import UNASSIGNED, Assignment
+from allocator.bids import Assignment
 from tests.allocator.oracles.brute_force import check_feasible
 from tests.allocator.strategies import bid_lists
 from tests.draws import cases
@@ -20,10 +20,7 @@ ONE_OR_TWO = {"x": SizeValues([1, 2], [5.0, 6.0])}
 
 
 def bids(*offers: dict[str, SizeValues], current: dict[int, Assignment] | None = None) -> list[Bid]:
-    return [
-        Bid(f"j{i}", offer, current=(current or {}).get(i, UNASSIGNED))
-        for i, offer in enumerate(offers)
-    ]
+    return [Bid(f"j{i}", offer, current=(current or {}).get(i)) for i, offer in enumerate(offers)]
 
 
 @pytest.mark.parametrize("classes", [1, 2])
@@ -96,7 +93,7 @@ def test_order_costs_nothing_and_nobody_could_have_been_served_before(
             if first.job not in allocation.sizes and later.job in allocation.sizes:
                 swapped = {**allocation.sizes, first.job: allocation.sizes[later.job]}
                 del swapped[later.job]
-                if first.value(*swapped[first.job]) is None:
+                if first.value(swapped[first.job]) is None:
                     continue
                 value, dropped = plan_value(swapped, offers)
                 assert len(dropped) > len(allocation.dropped) or value < allocation.objective
@@ -109,6 +106,6 @@ def test_what_runs_stays_where_nothing_is_better(
 ) -> None:
     offers, capacity = problem
     sizes = solve(offers, capacity, time_limit_s=30.0).sizes
-    running = [replace(bid, current=sizes.get(bid.job, UNASSIGNED)) for bid in offers]
+    running = [replace(bid, current=sizes.get(bid.job)) for bid in offers]
     assert milp.prefer_current(running, capacity, {}) == sizes
     assert solve(running[::-1], capacity, time_limit_s=30.0).sizes == sizes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.curves import CurveError
-from jpa.curve import MeasuredCurve, phase_name
+from jpa.curve import MeasuredCurve
 from jpa.phase import PhaseCurve, Prior
 from tests.jpa.models import fixed_global_batch, linear, summit
 
@@ -209,32 +209,27 @@ def test_a_job_that_stops_being_silent_at_a_size_is_believed_again():
 
 
 def test_another_batch_size_is_another_phase_with_the_shape_of_the_last():
-    curve, _ = MeasuredCurve().with_phase(phase_name(256))
+    curve, _ = MeasuredCurve().with_phase("batch=256")
     curve = measured({1: 100.0, 2: 190.0, 4: 340.0}, curve=curve)
-    other, change = curve.with_phase(phase_name(512))
+    other, change = curve.with_phase("batch=512")
     assert change is not None
     assert change.kind == "phase"
     assert other.estimate(4)[0] == pytest.approx(340)
     assert other.uncertain((1, 2, 4)) == (4, 2, 1)
     other = other.with_measurement(4, 510.0, 5.0, 0.0)
     assert other.estimate(2)[0] == pytest.approx(1.5 * 190, rel=0.01)
-    back, _ = other.with_phase(phase_name(256))
+    back, _ = other.with_phase("batch=256")
     assert back.estimate(2) == curve.estimate(2)
-    assert back.with_phase(phase_name(256)) == (back, None)
+    assert back.with_phase("batch=256") == (back, None)
 
 
 def test_phases_do_not_pile_up_for_ever():
     curve = MeasuredCurve()
     for batch in range(100):
-        curve, _ = curve.with_phase(phase_name(batch + 1))
+        curve, _ = curve.with_phase(f"batch={batch + 1}")
         curve = measured({1: 100.0}, curve=curve)
     assert len(curve.phases) <= 8
     assert curve.phase == "batch=100"
-
-
-def test_a_job_with_a_fixed_batch_per_node_has_one_phase():
-    assert phase_name(64, 2, True) == phase_name(128, 4, True) == "batch/node=32"
-    assert phase_name(None) == "default"
 
 
 # --- priors ---

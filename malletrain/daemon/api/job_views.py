@@ -23,7 +23,7 @@ from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.step_times import Bottleneck, RankTimes, advice_with_measured_loaders
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
-from malletrain.daemon.api.service_costs import nodes_outlast_start, plan_pauses
+from malletrain.daemon.api.service_operations import nodes_outlast_start, plan_pauses
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
@@ -258,7 +258,7 @@ class JobViews:
         """
         spec = spec or decode_spec(row.spec)
         if rescales is None and goal is None:
-            goal = self._state.goals.row(row.id)
+            goal = self._state.store.goals.of(row.id)
         run = self._state.runs.get(row.id)
         now = self._state.clock.now()
         view = JobView(

@@ -91,8 +91,9 @@ MAX_WATCHED_JOBS = 10_000
 _NOTHING_HEARD = -1
 
 
-def news_operations(state: SiteState, boot: str) -> dict[str, Operation]:
+def news_operations(context: OperationContext, boot: str) -> dict[str, Operation]:
     """Return name → operation of clients. ``boot``: id of this start of the daemon."""
+    state = context.state
 
     async def news(user: str, params: Mapping[str, Any]) -> NewsView:
         """Return those of ``jobs`` with news since ``cursor``: at once if there are any, else at
@@ -106,7 +107,7 @@ def news_operations(state: SiteState, boot: str) -> dict[str, Operation]:
                 f"{MAX_TEXT_LENGTH} characters at most.",
                 "usage",
             )
-        unknown = [job for job in jobs if not _exists(state, user, job)]
+        unknown = [job for job in jobs if not _exists(context, user, job)]
         last_number = _number(text(params, "cursor", ""), boot)
         deadline = state.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while True:
@@ -119,14 +120,12 @@ def news_operations(state: SiteState, boot: str) -> dict[str, Operation]:
     return {"news": news}
 
 
-def _exists(state: SiteState, user: str, job: str) -> bool:
+def _exists(context: OperationContext, user: str, job: str) -> bool:
     """Whether the job exists. Raises RequestRefused if the user may not manage it."""
-    run = state.runs.get(job)
-    row = run.row if run is not None else state.store.get_job(job)
-    if row is not None and not state.accounts.may_manage(user, row.owner):
-        raise RequestRefused(
-            f"Job {job} belongs to {row.owner}; only its owner or an operator can watch it."
-        )
+    run = context.state.runs.get(job)
+    row = run.row if run is not None else context.state.store.get_job(job)
+    if row is not None and (problem := context.unmanageable(user, row, "watch it")):
+        raise RequestRefused(problem)
     return row is not None
 
 
@@ -214,7 +213,7 @@ class Api:
             **ServiceOperations(context, values).operations,
             **CommandOperations(context, commands).operations,
             **forecast_operations(state),
-            **news_operations(state, boot),
+            **news_operations(context, boot),
             **OperatorActions(context, jobs, leases, reload).operations,
         }
 

@@ -2,7 +2,8 @@
 
 Decides who may value nodes: only the owner of the service. Decides also when a client that waits
 for a change of the members is answered: at once if the version that it knows is not the present
-one, else at the next change.
+one, else at the next change. For views of the job: what a start costs in plans, and whether nodes
+outlast it (:mod:`malletrain.core.start_costs`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
+from allocator import RescaleCost
 from malletrain.core.events import JobState
 from malletrain.core.node_values import with_next_nodes
+from malletrain.core.pools import Pool
+from malletrain.core.records import JobRecord
+from malletrain.core.start_costs import LongLivedNodes
 from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.service_values import ServiceValues
+from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.admission import RequestRefused, number, text, valued
 from malletrain.daemon.jobs.repository import decode_spec
 from malletrain.protocol.bounds import MAX_NODES, MAX_WORTH_SIZES
@@ -161,3 +168,32 @@ class ServiceOperations:
             )
         present = len(self._state.controller.jobs[job].nodes)
         return with_next_nodes(spec.curve, present, each, int(count))
+
+
+def nodes_outlast_start(state: SiteState, job: JobRecord) -> bool:
+    """Return whether enough of the present nodes outlast a start of a job; True for a job that
+    states no start cost.
+    """
+    spec = job.submitted
+    if job.start is None:
+        return True
+
+    def may_use(pool: Pool) -> bool:
+        return pool.owner == spec.owner and pool.is_of_class(spec.node_class)
+
+    lasting = LongLivedNodes(state.controller.state.usable)
+    return lasting.suffice(job.start, job.nodes, job.smallest, may_use)
+
+
+def plan_pauses(state: SiteState, job_id: str) -> RescaleCost | None:
+    """Return the pauses with which plans count for an unfinished service or farm; None for other
+    jobs.
+    """
+    job, run = state.controller.jobs.get(job_id), state.runs.get(job_id)
+    if job is None or run is None or run.spec.trains or job.cost is None:
+        return None
+    if job.start is None:
+        return job.cost
+    nodes = state.controller.nodes
+    node_class = next((nodes[n].pool.node_class for n in job.nodes if n in nodes), "default")
+    return replace(job.cost, start_s=job.start.on(node_class))

@@ -256,14 +256,6 @@ class JobGoals:
         """The recent numbers of nodes."""
         return self._keeper.history
 
-    def rows(self) -> dict[str, GoalRow]:
-        """Return the goals of all jobs."""
-        return self._store.goals.all()
-
-    def row(self, job: str) -> GoalRow | None:
-        """Return the goals of a job; None if it has no row."""
-        return self._store.goals.of(job)
-
     def view(self, job: str, row: GoalRow | None) -> GoalView | None:
         """Return the view of a job's goals; None if it has none and its work is not known."""
         if row is None:

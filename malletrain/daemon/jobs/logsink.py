@@ -203,10 +203,6 @@ class LogSink:
             "".join(text), f"{start_key[0]}:{offset}:{start_key[1]}", False, streams, ended
         )
 
-    def tail(self, job: str, stream: str, size: int) -> str:
-        """Return the last ``size`` bytes of a stream as text."""
-        return self.read(job, stream, f"tail:{size}", size, ended=True).text
-
     def _files(self, job: str, stream: str) -> list[tuple[tuple[int, str], Path]]:
         files = [(key, path) for key, name, path in self._all(job) if name == stream]
         return sorted(files)

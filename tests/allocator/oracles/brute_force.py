@@ -50,6 +50,6 @@ def check_feasible(
     offers = {bid.job: bid for bid in bids}
     for job, (name, size) in sizes.items():
         assert size >= 1
-        assert offers[job].value(name, size) is not None
+        assert offers[job].value((name, size)) is not None
         used[name] += size
     assert all(used[name] <= capacity[name] for name in capacity)

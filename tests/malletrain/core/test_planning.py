@@ -49,7 +49,7 @@ def test_a_job_that_restarts_anyway_pays_for_it_at_its_own_size_too(size, runnin
         make_bid("j", curve, current=2, max_nodes=3, t_fwd_s=100.0, cost=COST, broken=r)
         for r in (False, True)
     ]
-    assert [bid.value("default", size) for bid in bids] == [running, restarting]
+    assert [bid.value(("default", size)) for bid in bids] == [running, restarting]
 
 
 def test_a_candidate_but_for_some_fields_is_one_made_of_them_anew():
@@ -63,7 +63,7 @@ def test_starting_from_nothing_costs_a_start_restarting_or_not():
     bids = [
         make_bid("j", curve, max_nodes=1, t_fwd_s=100.0, cost=COST, broken=r) for r in (False, True)
     ]
-    assert bids[0].value("default", 1) == bids[1].value("default", 1) == 800.0
+    assert bids[0].value(("default", 1)) == bids[1].value(("default", 1)) == 800.0
 
 
 def test_a_broken_job_grows_where_a_running_one_stays():

@@ -212,10 +212,10 @@ class Watcher(threading.Thread):
         if self._looks.empty():
             return []
         os.read(self.bell, 4096)
-        made = []
+        looks = []
         while not self._looks.empty():
-            made.append(self._looks.get())
-        return made
+            looks.append(self._looks.get())
+        return looks
 
     def end(self) -> None:
         """Stop the updates."""

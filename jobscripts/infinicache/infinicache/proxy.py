@@ -280,10 +280,10 @@ class Proxy:
         self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
     ) -> dict[str, Any]:
         await self._ready(key)
-        there: set[str] = set()
+        present_nodes: set[str] = set()
         async with self._lock(key):
             if copy:
-                code, stripe_bytes, there = copy_source(self.table, key, copy)
+                code, stripe_bytes, present_nodes = copy_source(self.table, key, copy)
                 if copy in self.table.objects:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
@@ -295,7 +295,7 @@ class Proxy:
             evicted: list[Entry] = []
             try:
                 entry = self.table.begin(
-                    key, size, Code(*code), stripe_bytes, version, evicted, there
+                    key, size, Code(*code), stripe_bytes, version, evicted, present_nodes
                 )
             finally:
                 await self._drop(evicted)
@@ -390,9 +390,9 @@ class Proxy:
             return {"key": key, "exists": False}
         self.table.touch(of)
         self.read_load.read(key, of.shape.size, now)
-        another = ""
+        next_name = ""
         if spread:
-            entry, another = choose_copy(self.table, of, self.read_load)
+            entry, next_name = choose_copy(self.table, of, self.read_load)
             self.table.touch(entry)
         return {
             "key": key,
@@ -403,7 +403,7 @@ class Proxy:
             "protection": entry.protection,
             "name": entry.key,
             "of": of.version,
-            "copy": another,
+            "copy": next_name,
         }
 
     async def _delete(self, key: str) -> dict[str, Any]:

@@ -51,9 +51,9 @@ class Table:
         """Remove a lost node with its chunks. Return the objects that are degraded, and those that
         are lost and removed. ``backup``: the node that may have copies of its chunks.
         """
-        gone = self.nodes.pop(address, None)
+        lost_node = self.nodes.pop(address, None)
         degraded, lost = [], []
-        for key, indices in gone.chunks.items() if gone else ():
+        for key, indices in lost_node.chunks.items() if lost_node else ():
             entry = self.objects[key]
             entry.spare = {i: node for i, node in entry.spare.items() if node != address}
             for index in indices:

@@ -496,8 +496,8 @@ class AsyncCache:
         return True
 
     async def _load(self, key: str, loader: Loader) -> bytearray:
-        made = loader(key)
-        value: Buffer = await made if inspect.isawaitable(made) else made
+        loaded = loader(key)
+        value: Buffer = await loaded if inspect.isawaitable(loaded) else loaded
         view = as_bytes(value)
         try:
             await self.put(key, view)

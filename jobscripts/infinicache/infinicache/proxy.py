@@ -173,7 +173,7 @@ class Proxy:
             lasts: address → time that its node is expected to stay, seconds; may lack nodes.
         """
         self._arrivals.update_lifetimes(lasts, time.monotonic())
-        gone = set(self._members) - set(members)
+        departed = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
             self._slots, self._registered = set(), {}
@@ -189,7 +189,7 @@ class Proxy:
             self._settle_at = time.monotonic() + REGISTRATION_WAIT_S
             if self._worker is None:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
-        for address in gone & set(self._registered):
+        for address in departed & set(self._registered):
             self._registered.pop(address)
             self._arrivals.remove(address)
             degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))

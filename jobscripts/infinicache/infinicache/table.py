@@ -76,11 +76,11 @@ class Table:
         """Update a known node with its new inventory. A chunk that is missing there counts as lost,
         as in :meth:`lose_node`. Return as that does.
         """
-        there = {(h.key, h.version): set(h.indices) for h in inventory}
+        present_chunks = {(h.key, h.version): set(h.indices) for h in inventory}
         degraded, lost = [], []
         for key, indices in list(self.nodes[address].chunks.items()):
             entry = self.objects[key]
-            missing = indices - there.get((key, entry.version), set())
+            missing = indices - present_chunks.get((key, entry.version), set())
             if not missing or not entry.committed:  # the object may be part of a put in progress
                 continue
             for index in missing:

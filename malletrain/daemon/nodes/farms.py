@@ -285,12 +285,14 @@ class Farms:
             del self._farms[job]
         for run in [run for run in state.runs.values() if run.spec.farm is not None]:
             farm = self.of(run)
-            gone = [node for node in farm.queue.workers() if not self._holds(node, run.row.id)]
+            lost_nodes = [
+                node for node in farm.queue.workers() if not self._holds(node, run.row.id)
+            ]
             with self._transactions.begin():
-                for node in gone:
+                for node in lost_nodes:
                     farm.nodes.pop(node, None)
                     state.store.tasks.put_back(run.row.id, farm.queue.lose(node, now))
-                if gone:
+                if lost_nodes:
                     self._hand_out(run, farm, now)
                 self._give_back(run, farm)
                 self._revalue(run, farm, now)

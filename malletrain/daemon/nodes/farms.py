@@ -274,7 +274,7 @@ class Farms:
 
     # --- time ---
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Take tasks back from nodes that do not hold their job any more, and value the nodes of
         farms. Call it about every half second.
         """
@@ -408,7 +408,7 @@ class Farms:
         return bool(farm.queue.unfinished)
 
     def _fails_again(self, farm: Farm, node: str) -> None:
-        """Want a rejected node no more on which a task has failed since it came back."""
+        """Stop wanting a rejected node if a task has failed on it since the node came back."""
         if farm.queue.failing.trust(node) is Trust.REJECTED:
             farm.unwanted.add(node)
 

@@ -158,7 +158,7 @@ _FILL_ROWS = 4000
 _CHEAP_UPDATES = 4e6
 """State updates (about 10 ms) that the dynamic program may use before HiGHS gets the problem."""
 _MAX_UPDATES = 4e8
-"""The same for a problem that would take HiGHS long."""
+"""State updates that it may use if the problem would take HiGHS long."""
 _LARGE_PROBLEM_ROWS = 3000
 """From this number of rows on, a problem would take HiGHS long."""
 _UPDATES_PER_SECOND = 3e8

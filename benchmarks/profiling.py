@@ -290,7 +290,7 @@ def table(summaries: dict[str, dict[str, dict[str, float | None]]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the comparison; the table goes to standard output, everything to ``--json``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--curves", type=Path, help="CSV with columns model, nodes, samples_per_s")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument(

@@ -69,7 +69,7 @@ def errors(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, and write everything to ``--json``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("table", type=Path)
     parser.add_argument("--pairs", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -92,7 +92,7 @@ MODELS = {"perceptron": perceptron, "convolution": convolution, "unet": unet}
 
 def main() -> None:
     """Train until the file ``enough`` exists."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("data", help="folder of Fashion-MNIST, or - for random images")
     parser.add_argument("repeat", help="not used: it makes jobs that share nothing")

@@ -136,7 +136,7 @@ def photograph(tab: Browser, url: str, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--output", type=Path, default=Path("docs/images"))
     parser.add_argument("--work", type=Path, help="working directory of the jobs")

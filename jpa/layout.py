@@ -111,12 +111,12 @@ def candidates(cores: int, gpus: int, request: LayoutRequest) -> tuple[NodeLayou
         more = [n for n in LOADER_WORKERS if n <= share] if request.tunes_loaders else []
         return [request.loader_workers, *more]
 
-    here = default.processes
+    current = default.processes
     ordered = [
         default,
         *(NodeLayout(n, threads(n)[0], request.loader_workers) for n in counts),
-        *(NodeLayout(here, default.threads, n) for n in loaders(here)),
-        *(NodeLayout(here, n, request.loader_workers) for n in threads(here)),
+        *(NodeLayout(current, default.threads, n) for n in loaders(current)),
+        *(NodeLayout(current, n, request.loader_workers) for n in threads(current)),
         *(NodeLayout(n, threads(n)[0], workers) for n in counts for workers in loaders(n)),
         *(
             NodeLayout(n, few, workers)

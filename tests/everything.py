@@ -132,7 +132,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts. Return 1 if any failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     options = parser.parse_args(arguments)
     unknown = [part for part in options.parts if part not in PARTS]

@@ -26,7 +26,7 @@ def one_pass(seed: int, arguments: list[str]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="begin no pass after these")
     parser.add_argument("--seed", default="", help="one pass with this seed")
     options, arguments = parser.parse_known_args()

@@ -78,7 +78,7 @@ def one_run(load: int, arguments: list[str]) -> tuple[dict[str, float], str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--load", type=int, default=4, help="busy processes")
     parser.add_argument("--loaded", type=int, default=4, help="number of runs with that load")

@@ -102,12 +102,12 @@ def cases(
         )
     if costs.semantics == "real" and costs.mode == "restart":
         live = replace(costs, mode="live", up_s=costs.up_s / 4, down_s=costs.down_s / 4)
-        what = (
+        description = (
             f"workers that stay alive: pauses of {live.up_s:g} and {live.down_s:g} s, one step lost"
         )
-        variants.append(("live mode", what, replace(settings, costs=live)))
+        variants.append(("live mode", description, replace(settings, costs=live)))
     all_cases = []
-    for name, what, each in variants:
+    for name, description, each in variants:
         on_progress(name, 0.0)
         until = _until(trace, each)
         simulation = Simulation(trace, jobs, replace(each, sample_s=until / SAMPLES))
@@ -115,7 +115,7 @@ def cases(
         all_cases.append(
             Case(
                 name,
-                what,
+                description,
                 result,
                 tuple((at / 3600.0, idle, used) for at, idle, used in simulation.series),
             )

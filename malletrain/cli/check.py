@@ -247,12 +247,12 @@ def _print(findings: list[Finding]) -> None:
         None: Text("look", "bold yellow"),
         False: Text("would not work", "bold red"),
     }
-    made = FittedTable(
+    table = FittedTable(
         Column("VERDICT"), Column("WHAT"), Column("SENTENCE", note=True), header=False
     )
     for name, works, sentence in findings:
-        made.add_row(answers[works], name, Text(sentence))
-    print_text(made)
+        table.add_row(answers[works], name, Text(sentence))
+    print_text(table)
 
 
 def privacy(config: Config) -> Iterator[tuple[bool, str]]:
@@ -299,8 +299,8 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
     from scavenger.batch.scavenger import BatchScavenger
     from scavenger.batch.trial_lease import try_lease, use_trial_prefix
 
-    made = backend(config)
-    scavenger = made.connect(config)
+    scheduler_backend = backend(config)
+    scavenger = scheduler_backend.connect(config)
     if not isinstance(scavenger, BatchScavenger):
         yield True, "The embedded cluster is MalleTrain's own; no lease of it was tried."
         return
@@ -308,7 +308,7 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
     if scavenger.settings.submit_as and owner is None:
         yield False, "Leases are taken as their users here; name one: --lease --user NAME."
         return
-    made.prepare(config)
+    scheduler_backend.prepare(config)
     use_trial_prefix(scavenger)
     yield from try_lease(scavenger, owner)
 

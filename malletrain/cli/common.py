@@ -72,9 +72,9 @@ class _ReportingCommand(click.Command):
         except Exception as error:
             if os.environ.get(env.DEBUG):
                 raise
-            what = " ".join(str(error).split()) or type(error).__name__
+            message = " ".join(str(error).split()) or type(error).__name__
             say(
-                f"Something went wrong inside malletrain ({type(error).__name__}): {what} Set "
+                f"Something went wrong inside malletrain ({type(error).__name__}): {message} Set "
                 "MALLETRAIN_DEBUG=1 to see where."
             )
             code = REFUSED

@@ -92,5 +92,5 @@ def extend(
     if as_json:
         print_json(view)
         return
-    say(f"Job {view.id} ({view.name}) goes by its new goals.")
+    say(f"Job {view.id} ({view.name}) now has its new goals.")
     tell_goal(view.goal)

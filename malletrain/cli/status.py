@@ -239,8 +239,8 @@ def _plot(
     with client_of(state_dir) as client:
         by_name = {series.name: series for series in client.metrics(job)}
     if missing := [name for name in names if name not in by_name]:
-        there = f"it has {', '.join(sorted(by_name))}" if by_name else "it has none yet"
-        raise Refused(f"{job} has reported no metric {missing[0]!r}; {there}.")
+        available = f"it has {', '.join(sorted(by_name))}" if by_name else "it has none yet"
+        raise Refused(f"{job} has reported no metric {missing[0]!r}; {available}.")
     if as_json:
         print_json([by_name[name] for name in names])
         return

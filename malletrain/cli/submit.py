@@ -81,8 +81,8 @@ class _BeforeScript(click.Command):
         own_options = {
             word for option in options for word in (*option.opts, *option.secondary_opts)
         }
-        theirs = words[: words.index("--")] if "--" in words else words
-        if like := [word for word in theirs if word.split("=", 1)[0] in own_options]:
+        script_words = words[: words.index("--")] if "--" in words else words
+        if like := [word for word in script_words if word.split("=", 1)[0] in own_options]:
             say(
                 f"Note: these went to the script, because they stand after it: {' '.join(like)}. "
                 f"Options of MalleTrain stand before {script}; a -- right after it says that they "
@@ -380,15 +380,19 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
         ]
     unfinished = [job for job in client.jobs() if job.ended is None and job.owner == spec.owner]
     for job in unfinished[-MAX_COMPARED_JOBS:]:
-        theirs = client.job(job.id).spec
-        paths = snapshot_paths(theirs["script"], theirs.get("args", ()), theirs["workdir"])
+        other_spec = client.job(job.id).spec
+        paths = snapshot_paths(
+            other_spec["script"], other_spec.get("args", ()), other_spec["workdir"]
+        )
         warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and saves to the same snapshot, "
             f"{path}. The new job will neither restore nor overwrite it. Give it another path, or "
             "none: Snapshot() finds one by itself."
             for path in sorted(own_paths & paths)
         ]
-        others = output_folders(theirs["script"], theirs.get("args", ()), theirs["workdir"])
+        others = output_folders(
+            other_spec["script"], other_spec.get("args", ()), other_spec["workdir"]
+        )
         warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and writes to the same output "
             f"folder, {path}. The new job will neither go on from its checkpoints nor write over "

@@ -82,18 +82,19 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         from malletrain.sweep.spec import load_sweep
         from malletrain.sweep.trials import check
 
-        made = load_sweep(file, name)
-        for sentence in check(made):
+        description = load_sweep(file, name)
+        for sentence in check(description):
             click.echo(sentence, err=True)
         with client_of(state_dir) as client:
             client.status()  # report a missing daemon before anything is stored
         home = _home(state_dir)
-        url = storage_url(storage or made.sweep.storage, home)
+        url = storage_url(storage or description.sweep.storage, home)
         with open_storage(url) as opened:
-            with process.alone(home, made.sweep.name):  # two would give its jobs different keys
-                ledger = Ledger.create(opened, made)
+            # Two processes would give the sweep's jobs different keys.
+            with process.alone(home, description.sweep.name):
+                ledger = Ledger.create(opened, description)
             click.echo(
-                f"Sweep {ledger.name}: {_trials(ledger.target_trials)} of {made.job.script}."
+                f"Sweep {ledger.name}: {_trials(ledger.target_trials)} of {description.job.script}."
             )
             _attend(ledger, state_dir, url, detach)
 

@@ -108,9 +108,9 @@ def tasks(
     if view.tasks:
         click.echo()
         print_text(farms.tasks(view, now))
-    there = view.counts.get(state, 0) if state else sum(view.counts.values())
-    if limit and there > len(view.tasks):
-        say(f"{there - len(view.tasks):,} more; --limit N shows more, --csv FILE writes all.")
+    total = view.counts.get(state, 0) if state else sum(view.counts.values())
+    if limit and total > len(view.tasks):
+        say(f"{total - len(view.tasks):,} more; --limit N shows more, --csv FILE writes all.")
 
 
 def pages(client: Connection, farm: str, state: str) -> Iterator[TasksView]:

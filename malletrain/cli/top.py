@@ -23,7 +23,7 @@ from malletrain.cli.common import Refused, client_of, state_dir_option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from malletrain.render.follow import Follower, Look
+    from malletrain.render.follow import Follower, PollAnswers
 
 UP, DOWN, PAGE_UP, PAGE_DOWN, HOME = "up", "down", "page up", "page down", "home"
 END = "\x04"
@@ -127,7 +127,7 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
     screen = Screen()
     with client_of(state_dir) as client:
         follower = Follower(screen, client, all_nodes=all_nodes)
-        follower.look()
+        follower.update()
     if once:
         terminal.print(screen.render(terminal.width, terminal.height), height=terminal.height)
         return
@@ -174,9 +174,9 @@ class Watcher(threading.Thread):
     """
 
     def __init__(self, follower: Follower, state_dir: Path | None, interval: float) -> None:
-        super().__init__(name="looks", daemon=True)
+        super().__init__(name="answers", daemon=True)
         self._follower, self._state_dir, self._interval = follower, state_dir, interval
-        self._looks: queue.SimpleQueue[Look | str] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[PollAnswers | str] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self._over = False
         self.bell, self._ring = os.pipe()
@@ -201,15 +201,15 @@ class Watcher(threading.Thread):
         """Request an update at once."""
         self._hurry.set()
 
-    def seen(self) -> list[Look | str]:
+    def seen(self) -> list[PollAnswers | str]:
         """Return the new updates, and error messages of failed requests."""
-        if self._looks.empty():
+        if self._answers.empty():
             return []
         os.read(self.bell, 4096)
-        made = []
-        while not self._looks.empty():
-            made.append(self._looks.get())
-        return made
+        answers = []
+        while not self._answers.empty():
+            answers.append(self._answers.get())
+        return answers
 
     def end(self) -> None:
         """Stop the updates."""
@@ -217,8 +217,8 @@ class Watcher(threading.Thread):
         self._hurry.set()
         self.join(END_TIMEOUT_S)
 
-    def _put(self, seen: Look | str) -> None:
-        self._looks.put(seen)
+    def _put(self, seen: PollAnswers | str) -> None:
+        self._answers.put(seen)
         os.write(self._ring, b".")
 
     def _pause(self) -> None:

@@ -66,7 +66,7 @@ def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> 
     ended: dict[str, JobView] = {}
     waiting = list(jobs)
 
-    def look(client: Connection) -> None:
+    def wait_for_all(client: Connection) -> None:
         since = -1
         while waiting:
             for job in list(waiting):
@@ -85,7 +85,7 @@ def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> 
     while waiting:
         try:
             with client_of(state_dir) as client:
-                look(client)
+                wait_for_all(client)
         except DaemonUnreachable as error:
             if not away:
                 say(f"{error.format_message()} Waiting for it to come back.")

@@ -80,8 +80,8 @@ def web(
     try:
         address = serve.parse_address(listen)
         policy = serve.make_access_policy(address, user_name(), token, allow_host, trust_header)
-        there = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-        opens = (there or sys.platform == "darwin") if browser is None else browser
+        has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        opens = (has_display or sys.platform == "darwin") if browser is None else browser
         serve.serve(
             connector(state_dir),
             address,

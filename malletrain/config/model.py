@@ -244,8 +244,8 @@ def parse_config(
     data = {**toml.data}
     daemon = data.get("daemon", {})
     if state_dir and isinstance(daemon, dict):
-        there = os.path.abspath(os.path.expanduser(state_dir))
-        data["daemon"] = {"state_dir": there, **daemon}
+        absolute_dir = os.path.abspath(os.path.expanduser(state_dir))
+        data["daemon"] = {"state_dir": absolute_dir, **daemon}
     try:
         config = Config.model_validate(data, context={"directory": directory})
     except ValidationError as error:

@@ -178,9 +178,9 @@ def _accepted(name: str, info: FieldInfo) -> str:
     quantity = next((mark for mark in info.metadata if isinstance(mark, Quantity)), None)
     if quantity is not None and quantity.kind == "path":
         return "a path"
-    what = f"a {quantity.kind}" if quantity else _kind(info.annotation)
+    kind_name = f"a {quantity.kind}" if quantity else _kind(info.annotation)
     off = '`"off"` or ' * any(isinstance(mark, CanBeOff) for mark in info.metadata)
-    return off + what + "".join(_bound(mark, quantity) for mark in info.metadata)
+    return off + kind_name + "".join(_bound(mark, quantity) for mark in info.metadata)
 
 
 def _kind(annotation: Any) -> str:

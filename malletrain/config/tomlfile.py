@@ -126,7 +126,7 @@ def _explain(error: str, rows: list[str]) -> tuple[str, int]:
     """
     match = _POSITION.search(error)
     line = int(match["line"]) if match and match["line"] else max(len(rows), 1)
-    what = error[: match.start()] if match else error
+    parser_message = error[: match.start()] if match else error
     row = rows[line - 1] if line <= len(rows) else ""
     hint = ""
     for pattern in (_BARE_QUANTITY, _BARE_WORD):
@@ -136,7 +136,7 @@ def _explain(error: str, rows: list[str]) -> tuple[str, int]:
                 f'"{mistake["value"]}".'
             )
             break
-    sentence = f"This is not valid TOML: {what[:1].lower()}{what[1:]}.{hint}"
+    sentence = f"This is not valid TOML: {parser_message[:1].lower()}{parser_message[1:]}.{hint}"
     return without_passwords(sentence), line
 
 

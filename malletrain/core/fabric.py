@@ -94,11 +94,11 @@ def choose(name: str, members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric | 
     missing = sorted(node for node, place in places.items() if place is None)
     if missing:
         return Fabric(
-            f"{named(missing)} {'has' if len(missing) == 1 else 'have'} no {name}: the round goes "
-            "by the network on which the nodes reach the daemon."
+            f"{named(missing)} {'has' if len(missing) == 1 else 'have'} no {name}: the round uses "
+            "the network on which the nodes reach the daemon."
         )
     chosen = {node: place for node, place in places.items() if place is not None}
-    return Fabric(f"The round goes by {name}, as configured.", chosen)
+    return Fabric(f"The round uses {name}, as configured.", chosen)
 
 
 def _named(name: str, networks: Sequence[NodeNetwork]) -> NodeNetwork | None:
@@ -112,7 +112,7 @@ def _fastest(members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric:
     shared = list(_shared(members))
     if not shared:
         return Fabric(
-            f"No network is known that all {len(members)} members share: the round goes by the one "
+            f"No network is known that all {len(members)} members share: the round uses the one "
             "on which they reach the daemon."
         )
 
@@ -126,7 +126,7 @@ def _fastest(members: Mapping[str, Sequence[NodeNetwork]]) -> Fabric:
     speed = f", {slowest / 1000:g} Gbit/s" if slowest else ""
     count = f"all {len(members)} members share" if len(members) > 1 else "the member has"
     return Fabric(
-        f"The round goes by {first.interface} ({subnet(first)}{speed}), the fastest network that "
+        f"The round uses {first.interface} ({subnet(first)}{speed}), the fastest network that "
         f"{count}.",
         best,
     )

@@ -209,7 +209,7 @@ class GoalKeeper:
             return
         self._moves = self._state.moves
         for record in self.records.values():
-            record.look(now)
+            record.advance(now)
             self._charge(record, now)
 
     def wakeups(self) -> list[float]:
@@ -324,7 +324,7 @@ class GoalKeeper:
         if due is not None and due > now:
             interval_s = min(due - now, max(min_interval_s, REVIEW_FRACTION * (due - now)))
         record.review_at = now + min(max_interval_s, interval_s)
-        record.look(now)
+        record.advance(now)
         self._charge(record, now)
         rates, deadline, remaining_work = (
             record.rates(),

@@ -315,7 +315,7 @@ class GoalRecord:
 
     # --- counting ---
 
-    def look(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Add the predicted samples since the last update."""
         seconds = max(0.0, now - self.at)
         if self.measured != (self.job.curve is not None):
@@ -329,7 +329,7 @@ class GoalRecord:
 
     def report(self, done: float, now: float) -> None:
         """Record the number of processed samples."""
-        self.look(now)
+        self.advance(now)
         self.seen += done - self.done
         self.counted, self.counted_s, self.done = self.expected, self.busy_s, done
 

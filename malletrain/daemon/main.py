@@ -218,7 +218,7 @@ def run(config: Config, path: Path | None = None) -> int:
                 store = Store.open(config.database_url, owned.verify)
             with store:
                 remember_database(config)
-                daemon = Daemon(config, store, backend(config), path, file, owned.look)
+                daemon = Daemon(config, store, backend(config), path, file, owned.check)
                 return asyncio.run(daemon.serve())
     except (StateDirError, StoreError, SchedulerError, MetricsError, AddressError, OSError) as e:
         print(f"malletraind: {e}", file=sys.stderr)
@@ -507,7 +507,7 @@ class Daemon:
             components.message_router.end_waiting()
             with components.transactions.begin():
                 components.state.goals.keep()
-            self._retention.look(self._clock.now())
+            self._retention.delete_old(self._clock.now())
             connection_bytes = self._transport.connection_bytes
             self._transport.end_unreadable(self._memory_trim.swollen(connection_bytes))
             self._memory_trim.update(time.monotonic(), connection_bytes)

@@ -175,8 +175,8 @@ def _rebuild(head: Sequence[Any], data: memoryview) -> Any:
     if tag == "d":
         return {key: _rebuild(part, data) for key, part in head[1]}
     if tag == "c":
-        made = named_tuple_class(head[1], head[2], tuple(head[3]))
-        return tuple.__new__(made, [_rebuild(part, data) for part in head[4]])
+        tuple_class = named_tuple_class(head[1], head[2], tuple(head[3]))
+        return tuple.__new__(tuple_class, [_rebuild(part, data) for part in head[4]])
     if tag == "k":
         return rebuild_tv_tensor(head[1], head[2], _rebuild(head[3], data))
     offset, length = head[-2:]

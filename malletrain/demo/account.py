@@ -137,11 +137,11 @@ def rounds_of(
         measured = {
             s.generation: (s.ended, s.cost_s or 0.0) for s in detail.rescales if s.ended is not None
         }
-        mine = formed.get(job, [])
+        formations = formed.get(job, [])
         begun: list[tuple[float, float, int, tuple[str, ...]]] = []
-        formings = [moment for moment, _, _ in mine]
-        for k, (moment, generation, members) in enumerate(mine):
-            limit = mine[k + 1][0] if k + 1 < len(mine) else end
+        formings = [moment for moment, _, _ in formations]
+        for k, (moment, generation, members) in enumerate(formations):
+            limit = formations[k + 1][0] if k + 1 < len(formations) else end
             if generation in measured:
                 begun.append((*measured[generation], generation, members))
             elif (seen := _grew(counts.get(name, ()), moment, limit)) is not None:

@@ -286,7 +286,7 @@ def _watch(
     """Wait until all jobs have ended; with chaos, kill the daemon meanwhile."""
     kill_at = start + KILL_AT * options.duration_s if options.chaos else None
     while True:
-        jobs = watcher.look()
+        jobs = watcher.update()
         if all(j.state in ENDED for j in jobs):
             return jobs
         now = time.time()

@@ -64,11 +64,11 @@ class DemoWatcher:
                 Text(f"{time.strftime('%H:%M:%S')}  {sentence}", "bold"), soft_wrap=True
             )
 
-    def look(self) -> list[JobView]:
+    def update(self) -> list[JobView]:
         """Send the requests once and show the news. Return the jobs. Raises ClientError if the
         daemon does not answer.
         """
-        fresh = self.follower.look()
+        fresh = self.follower.update()
         now = time.time()
         self.events += fresh
         for j in self.screen.jobs:

@@ -102,9 +102,11 @@ def differ(highest: float, negated_lowest: float) -> bool:
 
 def sentence(optimizers: list[torch.optim.Optimizer], rank: int) -> str:
     """Return the error message for the author of the script."""
-    here = ", ".join(f"{float(g['lr']):g}" for o in optimizers for g in o.param_groups if "lr" in g)
+    rates = ", ".join(
+        f"{float(g['lr']):g}" for o in optimizers for g in o.param_groups if "lr" in g
+    )
     return (
-        f"The ranks made their last update at different learning rates (rank {rank}: {here} now), "
+        f"The ranks made their last update at different learning rates (rank {rank}: {rates} now), "
         "so that their models now differ. A counter of the script's own starts at its first value "
         "in a process that joins: compute the rate from run.steps_done, keep the counter in a "
         "dict that you pass to elastic.Run, and pass the scheduler to elastic.Run."

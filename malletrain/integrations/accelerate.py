@@ -179,7 +179,7 @@ class Guard(StateGuard):
         if newest is not None and checkpoints.is_own(record, self._run):
             return newest
         if os.path.isdir(requested):
-            report.tell(f"Going on from the state {requested}, as asked for.")
+            report.tell(f"Going on from the state {requested}, as requested.")
             return os.path.abspath(requested)
         if newest is not None:
             checkpoints.check_owner(record, newest, self._run)

@@ -55,8 +55,8 @@ def write_whole(path: str, text: str) -> None:
 
 def is_own(record: Mapping[str, Any], run: Owner) -> bool:
     """Return whether ``run`` wrote the checkpoint; True if the record names no owner."""
-    theirs = owner.owner_of(record)
-    return theirs is None or theirs.is_same(run)
+    recorded = owner.owner_of(record)
+    return recorded is None or recorded.is_same(run)
 
 
 def check_owner(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
@@ -87,15 +87,15 @@ def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) 
     Raises:
         ForeignSnapshotError: it belongs to another job.
     """
-    theirs = owner.owner_of(record)
-    if theirs is None or theirs.is_same(run) or not (theirs.job and run.job):
+    recorded = owner.owner_of(record)
+    if recorded is None or recorded.is_same(run) or not (recorded.job and run.job):
         return
     requested = owner.resume_source(None)
     beside = os.path.dirname(os.path.abspath(requested)) == os.path.dirname(checkpoint)
-    if requested and (beside or owner.is_resume_source(theirs, checkpoint, requested, run)):
+    if requested and (beside or owner.is_resume_source(recorded, checkpoint, requested, run)):
         return
     raise ForeignSnapshotError(
-        f"Checkpoint {checkpoint} belongs to {theirs}, and is not overwritten by job {run.job}. "
+        f"Checkpoint {checkpoint} belongs to {recorded}, and is not overwritten by job {run.job}. "
         "Give each job an output folder of its own."
     )
 

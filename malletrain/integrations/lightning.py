@@ -124,7 +124,7 @@ class MalleTrainCallback(Callback):
         if exists and checkpoints.is_own(record, self._run):
             return self.path
         if os.path.exists(requested):
-            report.tell(f"Going on from the checkpoint {requested}, as asked for.")
+            report.tell(f"Going on from the checkpoint {requested}, as requested.")
             path = os.path.join(requested, NAME) if os.path.isdir(requested) else requested
             return os.path.abspath(path)
         if exists:

@@ -111,7 +111,7 @@ class MalleTrainCallback(TrainerCallback):
         """
         requested = owner.resume_source(None)
         if os.path.isdir(requested):
-            report.tell(f"Going on from the checkpoint {requested}, as asked for.")
+            report.tell(f"Going on from the checkpoint {requested}, as requested.")
             return os.path.abspath(requested)
         of_requested_job = [
             path for path in paths if _is_of_job(records[path], requested, self._run)
@@ -495,8 +495,8 @@ def _has_trainer_state(path: str) -> bool:
 
 
 def _is_of_job(record: dict[str, Any], job: str, mine: owner.Owner) -> bool:
-    theirs = owner.owner_of(record)
-    return theirs is not None and bool(job) and theirs.job == job and theirs.may_share(mine)
+    recorded = owner.owner_of(record)
+    return recorded is not None and bool(job) and recorded.job == job and recorded.may_share(mine)
 
 
 def _check(trainer: Trainer) -> None:

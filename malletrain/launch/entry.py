@@ -107,8 +107,8 @@ def main(argv: list[str]) -> int:
     kind, where, library, rest = argv[0], argv[1], argv[2], argv[3:]
     # Remove the directory of this file and the job's working directory: a file there must not
     # shadow a module of malletrain or torch that has the same name.
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != here]
+    package_dir = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != package_dir]
     if library:
         _add(library)
     sentence = lacking(kind, where, library)

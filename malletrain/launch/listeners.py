@@ -221,7 +221,7 @@ def _signature(address: str, flags: int, key: bytes) -> bytes:
     """Return a struct tcp_md5sig (linux/tcp.h).
 
     Args:
-        address: peer to whose segments the key applies.
+        address: peer; the key applies to its segments.
         flags: flags of TCP_MD5SIG_EXT.
         key: the key.
     """

@@ -253,8 +253,8 @@ def _flush_files(files: Any) -> None:
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Run the program; see the module's docstring."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    if sys.path and os.path.abspath(sys.path[0]) == here:
+    package_dir = os.path.dirname(os.path.abspath(__file__))
+    if sys.path and os.path.abspath(sys.path[0]) == package_dir:
         del sys.path[0]
     _set_name(process_name(argv))
     leave(run(argv), outlive_crashes)

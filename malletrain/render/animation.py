@@ -119,15 +119,15 @@ def _rates(timeline: Timeline, colour: dict[str, str], top: float) -> list[str]:
     across = [LEFT + k * (WIDTH - LEFT - RIGHT) / POINTS for k in range(POINTS + 1)]
 
     def path(low: list[float], high: list[float]) -> str:
-        there = [
+        upper_edge = [
             f"{x:.1f} {top + RATES * (1 - value / most):.1f}"
             for x, value in zip(across, high, strict=True)
         ]
-        back = [
+        lower_edge = [
             f"{x:.1f} {top + RATES * (1 - value / most):.1f}"
             for x, value in zip(across[::-1], low[::-1], strict=True)
         ]
-        return f"M{'L'.join(there)}L{'L'.join(back)}Z"
+        return f"M{'L'.join(upper_edge)}L{'L'.join(lower_edge)}Z"
 
     return [
         f'<path d="{path(low, high)}" fill="{colour.get(job, LEASED)}"/>'

@@ -83,17 +83,17 @@ def shorten(text: Text, width: int, *, middle: bool = False) -> Text:
     """
     if text.cell_len <= width:
         return text
-    made = text.copy()
+    shortened = text.copy()
     if not middle or width < 3:
-        made.truncate(width, overflow="ellipsis")
-        blank = made.plain.rfind(" ")
-        return made if blank < 0 else made[: blank + 1] + "…"
+        shortened.truncate(width, overflow="ellipsis")
+        blank = shortened.plain.rfind(" ")
+        return shortened if blank < 0 else shortened[: blank + 1] + "…"
     right = width // 2
     end = len(text)
     while cell_len(text.plain[end - 1 :]) <= right:
         end -= 1
-    made.truncate(width - right, overflow="ellipsis")
-    return made + text[end:]
+    shortened.truncate(width - right, overflow="ellipsis")
+    return shortened + text[end:]
 
 
 class FittedTable:

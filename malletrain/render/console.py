@@ -21,9 +21,9 @@ def console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
     Numbers in text are not coloured, ``[brackets]`` in names are not read as markup and ``:words:``
     not as emoji.
     """
-    made = Console(
+    result = Console(
         file=file, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False
     )
-    if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        made.width = PIPE_WIDTH
-    return made
+    if not result.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        result.width = PIPE_WIDTH
+    return result

@@ -16,7 +16,7 @@ PAGE = 1000
 
 
 class FollowSource(Protocol):
-    """Requests of a look; :class:`malletrain.client.Connection` implements it."""
+    """Requests of a poll; :class:`malletrain.client.Connection` implements it."""
 
     def status(self) -> StatusView: ...
     def jobs(self) -> list[JobView]: ...
@@ -27,8 +27,8 @@ class FollowSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Look:
-    """The answers to one look."""
+class PollAnswers:
+    """The daemon's answers at one poll."""
 
     status: StatusView
     """The daemon and the machine."""
@@ -53,7 +53,7 @@ class Follower:
         self.since = -INITIAL_EVENTS
         """Number of the last event read; negative: number of newest events to start with."""
 
-    def look(self) -> list[EventView]:
+    def update(self) -> list[EventView]:
         """Send the requests once and update the screen; return the new events. Raises the client's
         errors.
         """
@@ -61,7 +61,7 @@ class Follower:
         self.show(seen)
         return seen.events
 
-    def ask(self) -> Look:
+    def ask(self) -> PollAnswers:
         """Send the requests once without a change of the screen, which is safe in another thread.
         Raises the client's errors.
         """
@@ -76,8 +76,8 @@ class Follower:
             self.since = page[-1].seq
             if len(page) < PAGE:
                 break
-        return Look(status, jobs, nodes, fresh)
+        return PollAnswers(status, jobs, nodes, fresh)
 
-    def show(self, seen: Look) -> None:
+    def show(self, seen: PollAnswers) -> None:
         """Update the screen."""
         self.screen.update(seen.status, seen.jobs, seen.nodes, seen.events)

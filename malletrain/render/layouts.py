@@ -27,7 +27,7 @@ def layouts(detail: JobDetail) -> list[RenderableType]:
 
 def _table(tried: tuple[TriedLayoutView, ...]) -> FittedTable:
     """Return a line for each layout that is or was tried."""
-    made = FittedTable(
+    table = FittedTable(
         Column("PROCESSES", right=True),
         Column("THREADS", right=True),
         Column("LOADER WORKERS", right=True),
@@ -36,7 +36,7 @@ def _table(tried: tuple[TriedLayoutView, ...]) -> FittedTable:
         Column("RESULT"),
     )
     for each in tried:
-        made.add_row(
+        table.add_row(
             str(each.processes),
             str(each.threads),
             str(each.loader_workers),
@@ -44,4 +44,4 @@ def _table(tried: tuple[TriedLayoutView, ...]) -> FittedTable:
             "" if each.half_width is None else figure(each.half_width),
             plain(each.result),
         )
-    return made
+    return table

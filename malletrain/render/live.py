@@ -144,8 +144,8 @@ class Screen:
         return live + sorted(ended, key=lambda j: -(j.ended or 0.0))
 
     def _colours(self) -> dict[str, str]:
-        made = colours(j.id for j in sorted(self.jobs, key=lambda j: (j.submitted, j.id)))
-        return made | {j.name: made[j.id] for j in self.jobs}
+        colour_of = colours(j.id for j in sorted(self.jobs, key=lambda j: (j.submitted, j.id)))
+        return colour_of | {j.name: colour_of[j.id] for j in self.jobs}
 
     def _names(self) -> dict[str, str]:
         return {j.id: j.name for j in self.jobs}
@@ -163,9 +163,9 @@ class Screen:
         lines = math.ceil(len(self.nodes) / across)
         if len(self.nodes) > MAX_NAMED_NODES or lines > most:
             return self._signs(width, most, style)
-        made = Table.grid(padding=(0, 2, 0, 0))
+        grid = Table.grid(padding=(0, 2, 0, 0))
         for _ in range(across):
-            made.add_column(width=CELL_WIDTH, no_wrap=True)
+            grid.add_column(width=CELL_WIDTH, no_wrap=True)
         cells = []
         for n in self.nodes:
             cell = Text(SIGNS.get(n.state, "?") * 2 + " ", style(n))
@@ -178,8 +178,8 @@ class Screen:
                 cell.append_text(shorten(Text(str(word), style(n)), room, middle=True))
             cells.append(cell)
         for k in range(0, len(cells), across):
-            made.add_row(*cells[k : k + across])
-        return made, lines
+            grid.add_row(*cells[k : k + across])
+        return grid, lines
 
     def _signs(
         self, width: int, most: int, style: Callable[[NodeView], str]
@@ -213,9 +213,9 @@ class Screen:
             return Text("No jobs yet.", "dim")
         colour = self._colours()
         history = SPARK_WIDTH if width > MIN_KIND_WIDTH else SPARK_NARROW
-        made = FittedTable(*JOB_COLUMNS, rule=False)
+        table = FittedTable(*JOB_COLUMNS, rule=False)
         for j in ordered[above : above + shown]:
-            made.add_row(
+            table.add_row(
                 plain(j.id),
                 Text(plain(j.name), colour[j.id]),
                 tables.state(j.state),
@@ -228,10 +228,10 @@ class Screen:
             )
         others = (*ordered[:above], *ordered[above + shown :])
         if not others:
-            return made
+            return table
         states = Counter(j.state for j in others)
         parts = ", ".join(f"{n} {word}" for word, n in states.items())
-        return Group(made, Text(f"… and {len(others)} more: {parts}", "dim", no_wrap=True))
+        return Group(table, Text(f"… and {len(others)} more: {parts}", "dim", no_wrap=True))
 
     def last_events(self, lines: int, width: int) -> RenderableType:
         """Return the newest ``lines`` events, the newest last."""

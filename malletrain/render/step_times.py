@@ -92,7 +92,7 @@ def sentence(shares: Mapping[str, float]) -> str:
 
 def _by_scale(rates: list[RateView]) -> FittedTable:
     """Return a line for each number of nodes."""
-    made = FittedTable(
+    table = FittedTable(
         Column("NODES", right=True),
         Column("STEP", right=True, drop=1),
         *(Column(name, right=True, drop=2 + i) for i, name in enumerate(HEADS.values())),
@@ -104,8 +104,8 @@ def _by_scale(rates: list[RateView]) -> FittedTable:
                 f"{100 * steps.shares[part]:.0f} %" if part in steps.shares else ""
                 for part in HEADS
             )
-            made.add_row(str(rate.nodes), seconds(steps.step_s), *shares)
-    return made
+            table.add_row(str(rate.nodes), seconds(steps.step_s), *shares)
+    return table
 
 
 def _by_rank(
@@ -114,7 +114,7 @@ def _by_rank(
     """Return a line for each rank, and one for the median of others if there are any. The time in
     exchanges is the wait for other ranks and the transfer.
     """
-    made = FittedTable(
+    table = FittedTable(
         Column("RANK", right=True),
         Column("NODE", drop=4),
         Column("STEP", right=True, drop=5),
@@ -124,11 +124,11 @@ def _by_rank(
         Column("SNAPSHOTS", right=True, drop=3),
     )
     for rank in ranks:
-        made.add_row(str(rank.rank), plain(rank.node), *map(_cell, _times(rank)))
+        table.add_row(str(rank.rank), plain(rank.node), *map(_cell, _times(rank)))
     if median_of:
         columns = zip(*map(_times, median_of), strict=True)
-        made.add_row("median", "", *(_cell(_median(column)) for column in columns))
-    return made
+        table.add_row("median", "", *(_cell(_median(column)) for column in columns))
+    return table
 
 
 def _times(rank: RankTimesView) -> tuple[float | None, ...]:

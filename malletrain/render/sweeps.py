@@ -20,7 +20,7 @@ def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return the table of ``malletrain sweep status``: a line for each sweep."""
     if not rows:
         return Text("There is no sweep. Begin one with: malletrain sweep run FILE")
-    made = FittedTable(
+    table = FittedTable(
         Column("SWEEP"),
         *(Column(state.upper(), right=True) for state in STATES),
         Column("WANTED", right=True, drop=1),
@@ -29,14 +29,14 @@ def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     )
     for row in rows:
         counts = row["trials"]
-        made.add_row(
+        table.add_row(
             plain(row["name"]),
             *(str(counts.get(state, 0)) for state in STATES),
             str(row["target_trials"]),
             "" if row["best"] is None else f"{row['best']:.6g}",
             plain(row["sentence"]),
         )
-    return made
+    return table
 
 
 def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> RenderableType:
@@ -44,7 +44,7 @@ def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> Rendera
     if not rows:
         return Text("No trial has begun.")
     parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
-    made = FittedTable(
+    table = FittedTable(
         Column("TRIAL", right=True),
         Column("STATE"),
         *(Column(metric.upper(), right=True) for metric in metrics),
@@ -55,7 +55,7 @@ def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> Rendera
         Column("", note=True),
     )
     for row in rows:
-        made.add_row(
+        table.add_row(
             str(row["trial"]),
             plain(row["state"]),
             *(_number(row["values"].get(metric)) for metric in metrics),
@@ -65,7 +65,7 @@ def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> Rendera
             f"{row['node_hours']:.3f}",
             plain(row["note"] or ("the best" if row["best"] else "")),
         )
-    return made
+    return table
 
 
 def _number(value: Any) -> str:

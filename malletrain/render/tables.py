@@ -108,7 +108,7 @@ def _sizes(profile: ProfileView | None, seen: Sequence[RateView], owner_curve: b
     """Return a line for each number of nodes: the expected rate and the observed one."""
     points = {p.nodes: p for p in profile.points} if profile else {}
     rates = _by_nodes(seen)
-    made = FittedTable(
+    table = FittedTable(
         Column("NODES", right=True),
         Column("EXPECTED", right=True, drop=1),
         Column("GIVE OR TAKE", right=True, drop=5),
@@ -127,26 +127,26 @@ def _sizes(profile: ProfileView | None, seen: Sequence[RateView], owner_curve: b
             margin = f"± {rate(p.spread)}" if p.spread > 0 else ""
             expected = [rate(p.rate), margin, source, rate(p.rate / p.nodes), rate(p.bid)]
         looked = [rate(r.rate), count(r.samples), show_duration(r.seconds)] if r else ["", "", ""]
-        made.add_row(str(nodes), *expected, *looked)
-    return made
+        table.add_row(str(nodes), *expected, *looked)
+    return table
 
 
 def _by_nodes(seen: Sequence[RateView]) -> dict[int, RateView]:
     """Return the observed rates by number of nodes, over all batch sizes."""
-    made: dict[int, RateView] = {}
+    rate_of: dict[int, RateView] = {}
     for r in seen:
-        if (so_far := made.get(r.nodes)) is None:
-            made[r.nodes] = r
+        if (so_far := rate_of.get(r.nodes)) is None:
+            rate_of[r.nodes] = r
             continue
         seconds = so_far.seconds + r.seconds
         share = r.seconds / seconds if seconds > 0 else 0.5
-        made[r.nodes] = msgspec.structs.replace(
+        rate_of[r.nodes] = msgspec.structs.replace(
             so_far,
             rate=(1 - share) * so_far.rate + share * r.rate,
             samples=so_far.samples + r.samples,
             seconds=seconds,
         )
-    return made
+    return rate_of
 
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -285,10 +285,10 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
         return Text("No jobs yet. Submit one with: malletrain submit --nodes 1:4 train.py", "dim")
     *most, reason = JOB_COLUMNS
     due = (GOAL_COLUMN,) if any(j.goal and j.goal.standing for j in rows) else ()
-    made = FittedTable(*most, *due, reason, alike="these {rows}: ")
+    table = FittedTable(*most, *due, reason, alike="these {rows}: ")
     for j in rows:
         age = (j.ended - j.submitted) if j.ended else now - j.submitted
-        made.add_row(
+        table.add_row(
             plain(j.id),
             plain(j.name),
             plain(j.owner),
@@ -302,7 +302,7 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
             *(plain(goals.standing(j.goal)) for _ in due),
             plain(j.reason),
         )
-    return made
+    return table
 
 
 def _sizes_wanted(job: JobView) -> str:
@@ -439,7 +439,7 @@ def _software(software: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _steps(rescales: Sequence[RescaleView]) -> list[RenderableType]:
     """Return the job's starts and rescales, with the cost of each."""
-    made = FittedTable(
+    table = FittedTable(
         Column("ROUND", right=True, drop=2),
         Column("AT"),
         Column("WHAT"),
@@ -448,7 +448,7 @@ def _steps(rescales: Sequence[RescaleView]) -> list[RenderableType]:
     )
     for s in rescales:
         words = STEPS.get(s.kind, plain(s.kind) + ": {before} → {to} nodes")
-        made.add_row(
+        table.add_row(
             str(s.generation),
             clock(s.began),
             _nodes(words.format(before=s.from_nodes, to=s.to_nodes)),
@@ -456,7 +456,7 @@ def _steps(rescales: Sequence[RescaleView]) -> list[RenderableType]:
             ", ".join(f"{plain(name)} {seconds:.2f}" for name, seconds in s.phases.items()),
         )
     title = "\nStarts and rescales (pause without samples; its phases in seconds)"
-    return [Text(title, "bold"), made]
+    return [Text(title, "bold"), table]
 
 
 def _nodes(words: str) -> str:
@@ -478,13 +478,13 @@ def nodes(
     owners = (Column("OWNER", drop=4, least=6),) if any(n.owner for n in rows) else ()
     warm = (Column("WARM", drop=8, right=True),) if any(n.warm_bytes for n in rows) else ()
     trainers = (Column("TRAINER", drop=9, least=7),) if any(n.trainer for n in rows) else ()
-    made = FittedTable(*NODE_COLUMNS, *owners, *warm, *trainers)
+    table = FittedTable(*NODE_COLUMNS, *owners, *warm, *trainers)
     for n in rows:
         word = state(FARMING if (n.state, n.mode) == ("job", "farm") else n.state)
         if n.gone_in_s is not None:
             word.append(f" in {show_duration(max(0.0, n.gone_in_s))}")
         horizon = "unknown" if n.horizon_s is None else show_duration(n.horizon_s)
-        made.add_row(
+        table.add_row(
             plain(n.node),
             word,
             plain(names.get(n.job, n.job)),
@@ -498,7 +498,7 @@ def nodes(
         )
     if not explain:
         reasons = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in rows if n.rules]
-        return Group(made, Text(""), *reasons) if reasons else made
+        return Group(table, Text(""), *reasons) if reasons else table
     rules = FittedTable(
         Column("NODE"), Column("RULE", drop=2), Column("PASSED", drop=1), Column("WHY", note=True)
     )
@@ -509,11 +509,11 @@ def nodes(
     heading = Text("\nWhich idle nodes may be taken, rule by rule", "bold")
     hosts = host_sentences(rows)
     if not hosts:
-        return Group(made, heading, rules)
+        return Group(table, heading, rules)
     on_hosts = FittedTable(Column("HOST"), Column("SLOTS", note=True))
     for host, sentence in hosts:
         on_hosts.add_row(plain(host), plain(sentence))
-    return Group(made, Text("\nWhat is idle on each host", "bold"), on_hosts, heading, rules)
+    return Group(table, Text("\nWhat is idle on each host", "bold"), on_hosts, heading, rules)
 
 
 def host_sentences(rows: Iterable[NodeView]) -> list[tuple[str, str]]:

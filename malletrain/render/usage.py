@@ -74,7 +74,7 @@ def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
         return Text("No node was leased in that time.")
     charges = CHARGES if any(row.gpu_h is not None for row in rows) else ()
     hours = (*HOURS[:1], *charges, *HOURS[1:])
-    made = FittedTable(
+    table = FittedTable(
         *(Column(each.upper()) for each in by),
         *(Column(head, drop=drop, right=True) for head, _, drop in hours),
         Column("SAMPLES", drop=3, right=True),
@@ -82,13 +82,13 @@ def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
     )
     total = added_up(rows, ())
     for row in (*rows, *(total if len(rows) > 1 else ())):
-        made.add_row(
+        table.add_row(
             *(plain(getattr(row, BY[each])) for each in by),
             *("" if (v := getattr(row, f)) is None else _amount(v) for _, f, _ in hours),
             count(row.samples),
             "?" if row.kwh is None else _amount(row.kwh),
         )
-    return made
+    return table
 
 
 def as_csv(rows: Sequence[UsageView]) -> str:

@@ -81,7 +81,7 @@ class FailureGrace:
         codes = {failure.exitcode for failure in assignment.failures}
         return assignment.generation <= self.node_lost_in and codes == {LAST_RESORT_CODE}
 
-    def look(
+    def decide(
         self,
         broken: dict[str, Assignment],
         news_to_come: bool,

@@ -569,7 +569,7 @@ class RestartRounds(RoundMachine, NodeHolder):
             return []
         to_come = not (self.holdings.unreachable | self.holdings.doubted).isdisjoint(self.members)
         grace_s = self.settings.failure_grace_s
-        broke = self.failure.look(broken, to_come, occurrence.now, grace_s, len(self.members))
+        broke = self.failure.decide(broken, to_come, occurrence.now, grace_s, len(self.members))
         return [] if broke is None else self._report_failure(broke)
 
     def _report_failure(self, broke: Broke) -> list[Action]:

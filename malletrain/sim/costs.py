@@ -98,12 +98,12 @@ class CostModel:
 
 @dataclass
 class KindUse:
-    """Use of the slots of one kind by one job, slot-seconds."""
+    """Use of the slots of one kind by one job."""
 
     trained_s: float = 0.0
-    """In which it processed samples."""
+    """Slot-seconds in which the job processed samples."""
     allocated_s: float = 0.0
-    """In which it had them, pauses included, without leaving ones."""
+    """Slot-seconds in which the job had slots, pauses included, except slots that it is leaving."""
 
 
 class SimRun:

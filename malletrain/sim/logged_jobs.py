@@ -32,11 +32,11 @@ class LogJob:
     user: str = ""
     """Its user; empty if the log does not contain it."""
     allocated: Resources | None = None
-    """What it holds on all its nodes together, except what ``per_node`` says. None if it holds its
-    nodes as a whole, or the log does not say what it holds.
+    """Resources on all its nodes together, except those in ``per_node``. None if the job holds its
+    nodes as a whole, or the log does not list its resources.
     """
     per_node: tuple[Resources, ...] = ()
-    """What it holds on each of ``names``; empty if the log does not say it by node."""
+    """Resources on each of ``names``; empty if the log does not list them by node."""
     line: int = field(default=0, compare=False)
     """Number of its file times :data:`FILE_LINES`, plus its line (:meth:`JobLog.place`)."""
 

@@ -49,7 +49,7 @@ class Lock(Protocol):
         """Show the owner that this daemon waits."""
         ...
 
-    def look(self) -> list[str]:
+    def check(self) -> list[str]:
         """Return the daemons that wait for the lock. Raises StoreError if it is no longer held."""
         ...
 
@@ -69,12 +69,12 @@ class Ownership:
         self._checked_at = clock()
         self._check_lock = threading.Lock()
 
-    def look(self) -> list[str]:
+    def check(self) -> list[str]:
         """Check the lock. Return the daemons that wait for the database. Call it every BEAT_S
         seconds, in any thread. Raises StoreError if another daemon may have the database.
         """
         with self._check_lock:
-            waiting = self._lock.look() if self._lock is not None else []
+            waiting = self._lock.check() if self._lock is not None else []
             self._checked_at = self._clock()
             return waiting
 
@@ -83,7 +83,7 @@ class Ownership:
         while another daemon took over. Raises StoreError.
         """
         if self._clock() - self._checked_at > FENCE_S:
-            self.look()
+            self.check()
 
     def close(self) -> None:
         """Release the database."""
@@ -133,7 +133,7 @@ def own(
             sleep(ASK_S)
         if owner and lock.may_be_lost:
             sleep(FENCE_S)
-            lock.look()
+            lock.check()
     except BaseException:
         lock.close()
         raise
@@ -173,7 +173,7 @@ class FileLock:
         """See :class:`Lock`."""
         self._try(self._waiting)  # one of several waiting daemons is enough
 
-    def look(self) -> list[str]:
+    def check(self) -> list[str]:
         """See :class:`Lock`. A file lock is held until its process ends."""
         owner_name = self._try(self._waiting)
         self._drop(self._waiting)
@@ -285,7 +285,7 @@ class PostgresLock:
             raise self._refusal(error) from None
         self._wait_is_shown = True
 
-    def look(self) -> list[str]:
+    def check(self) -> list[str]:
         """See :class:`~malletrain.store.ownership.Lock`."""
         try:
             if self._connection is None:

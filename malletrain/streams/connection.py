@@ -320,7 +320,7 @@ class PeerConnection:
                 raise ConnectionLost(
                     f"Nothing answers at {self.address} ({error or 'no answer in time'})."
                 ) from None
-            made = StreamConnection(
+            connection = StreamConnection(
                 sock,
                 self._key,
                 self._protocol,
@@ -332,16 +332,16 @@ class PeerConnection:
             )
             try:
                 async with time_limit(CONNECT_S):
-                    await asyncio.shield(made.ready)
+                    await asyncio.shield(connection.ready)
             except asyncio.TimeoutError:
-                made.close("no handshake in time")
+                connection.close("no handshake in time")
                 raise ConnectionLost(
                     f"{self.address} does not answer as {self._protocol} does."
                 ) from None
-            if made.closed:  # between the handshake and now
+            if connection.closed:  # between the handshake and now
                 raise ConnectionLost(f"The connection to {self.address} was lost.")
-            self._connection = made
-            return made
+            self._connection = connection
+            return connection
 
     def _memory(self, head: dict[str, Any], length: int) -> Buffer:
         pending = self._waiting.get(head["id"])

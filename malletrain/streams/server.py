@@ -83,7 +83,7 @@ class StreamServer:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(PAUSE_S, self._listen)
             return
-        made = StreamConnection(
+        connection = StreamConnection(
             sock,
             self._key,
             self._protocol,
@@ -92,8 +92,8 @@ class StreamServer:
             allocate=_memory,
             on_close=self._closed,
         )
-        self.connections.add(made)
-        self._loop.call_later(HANDSHAKE_S, self._give_up, made)
+        self.connections.add(connection)
+        self._loop.call_later(HANDSHAKE_S, self._give_up, connection)
 
     @staticmethod
     def _give_up(connection: StreamConnection) -> None:

@@ -293,10 +293,10 @@ def _json_lines(lines: Iterable[str], head: Sequence[str], name: str) -> TaskInp
             values = read(line, text)
             if values.keys() != set(columns):
                 odd = sorted(values.keys() ^ set(columns))[0]
-                what = "has" if odd in values else "has no"
+                has_or_lacks = "has" if odd in values else "has no"
                 raise SpecError(
-                    f"{name} line {line} {what} {odd}; the first line has {', '.join(columns)}, "
-                    "and all lines have the same.",
+                    f"{name} line {line} {has_or_lacks} {odd}; the first line has "
+                    f"{', '.join(columns)}, and all lines have the same.",
                     "tasks",
                 )
             yield line, tuple(_text_of(bytes(values[column])) for column in columns)

@@ -70,7 +70,7 @@ class DaemonJobs:
             raise JobRefused(str(error)) from None
         return view.id
 
-    def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
+    def states(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
         """Return the state of these jobs."""
         if not ids:
             return {}

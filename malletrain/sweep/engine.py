@@ -113,7 +113,7 @@ class Engine:
         """
         ledger = self.ledger
         ledger.alone()
-        jobs, running = self.jobs.look(self.jobs_under_way()), ledger.running()
+        jobs, running = self.jobs.states(self.jobs_under_way()), ledger.running()
         losers: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:
             name = trial.user_attrs.get(book.JOB, "")
@@ -190,7 +190,7 @@ class Engine:
         self.ledger.note(trial, book.DAEMON, self.jobs.daemon())
         self.ledger.note(trial, book.JOB, job)
         self._point("bound")
-        return self.jobs.look([job])[job]
+        return self.jobs.states([job])[job]
 
     def _follow(self, trial: FrozenTrial, job: TrialJob) -> bool:
         """Read the values that a job reported, and end the trial if the job has ended. Returns

@@ -52,7 +52,7 @@ class Jobs(Protocol):
         Raises JobRefused.
         """
 
-    def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
+    def states(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
         """Return the state of each of these jobs."""
 
     def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:

@@ -188,9 +188,9 @@ class _TrialPrinter:
             word = trial.state.name.lower()
             values = " ".join(f"{v:.6g}" for v in trial.values or ())
             why = trial.user_attrs.get("malletrain:why", "")
-            what = ", ".join(f"{k} {v}" for k, v in trial.params.items())
+            parameters = ", ".join(f"{k} {v}" for k, v in trial.params.items())
             if word == "running":
-                self._say(f"Trial {trial.number}{' begins' if begun else ' goes on'}: {what}")
+                self._say(f"Trial {trial.number}{' begins' if begun else ' goes on'}: {parameters}")
             else:
                 self._say(f"Trial {trial.number} {word} {values or why}".rstrip())
 

@@ -64,12 +64,12 @@ def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
 
 def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.samplers.BaseSampler:
     try:
-        made = own(named, workdir, options)
+        sampler = own(named, workdir, options)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SweepError(f"The sampler {named} cannot be made: {error}") from None
-    if not isinstance(made, optuna.samplers.BaseSampler):
-        raise SweepError(f"{named} is no sampler of Optuna, but a {type(made).__name__}.")
-    return made
+    if not isinstance(sampler, optuna.samplers.BaseSampler):
+        raise SweepError(f"{named} is no sampler of Optuna, but a {type(sampler).__name__}.")
+    return sampler
 
 
 def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:

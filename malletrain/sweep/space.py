@@ -134,10 +134,10 @@ def _range(entry: Mapping[str, Any]) -> Parameter:
         raise SpaceError("log and step exclude each other")
     if log and not low > 0:
         raise SpaceError(f"low = {low}, but a range with log begins above 0")
-    made = Parameter(low, high, step, log)
-    if not made.whole:
-        made = Parameter(float(low), float(high), None if step is None else float(step), log)
-    return made
+    parameter = Parameter(low, high, step, log)
+    if not parameter.whole:
+        parameter = Parameter(float(low), float(high), None if step is None else float(step), log)
+    return parameter
 
 
 def unknown_places(args: Iterable[str], parameters: Iterable[str]) -> list[str]:
@@ -166,17 +166,17 @@ def trial_arguments(
             return str(number)
         return written(values[name]) if name in values else match[0]
 
-    made: list[str] = []
+    arguments: list[str] = []
     for arg in args:
         value = _PLACE.sub(replacement, arg)
-        option = made[-1] if made else ""
+        option = arguments[-1] if arguments else ""
         if value != arg and value.startswith("-") and _is_place(arg) and _OPTION.fullmatch(option):
-            made[-1] = f"{option}={value}"
+            arguments[-1] = f"{option}={value}"
         else:
-            made.append(value)
+            arguments.append(value)
     for name, value in ((n, written(v)) for n, v in values.items() if n not in named):
-        made += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
-    return tuple(made)
+        arguments += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
+    return tuple(arguments)
 
 
 def _is_place(arg: str) -> bool:

@@ -111,8 +111,10 @@ class SweepSection(Section):
     def directions(self) -> tuple[Direction, ...]:
         """The direction of each objective."""
         names = [self.direction] if isinstance(self.direction, str) else self.direction
-        made: list[Direction] = ["maximize" if d == "maximize" else "minimize" for d in names]
-        return tuple(made * len(self.metrics) if isinstance(self.direction, str) else made)
+        directions: list[Direction] = ["maximize" if d == "maximize" else "minimize" for d in names]
+        return tuple(
+            directions * len(self.metrics) if isinstance(self.direction, str) else directions
+        )
 
     @field_validator("name")
     @classmethod
@@ -312,7 +314,7 @@ class Sweep(Section):
     def _read_space(cls, values: Any, info: ValidationInfo) -> Any:
         if not isinstance(values, dict) or not values:
             raise PydanticCustomError("space", "name one parameter at least")
-        made = {}
+        written = {}
         for name, value in values.items():
             if not PARAMETER.fullmatch(name) or name == TRIAL:
                 raise PydanticCustomError(
@@ -326,8 +328,8 @@ class Sweep(Section):
                 raise PydanticCustomError(
                     "space", "{name}: {why}", {"name": name, "why": str(error)}
                 ) from None
-            made[name] = _as_written(p)
-        return made
+            written[name] = _as_written(p)
+        return written
 
     @model_validator(mode="after")
     def _check_combinations(self, info: ValidationInfo) -> Sweep:
@@ -431,7 +433,7 @@ def parse_sweep(
     if isinstance(data.get("job"), dict):
         data["job"] = {"workdir": ".", **data["job"]}
     try:
-        made = Sweep.model_validate(data, context={"directory": directory})
+        sweep = Sweep.model_validate(data, context={"directory": directory})
     except ValidationError as error:
         problems += problems_of(error, toml, Sweep)
     if problems:
@@ -439,7 +441,7 @@ def parse_sweep(
         count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
         lines = [f"{where}: {count}.", *(f"  {problem}" for problem in ordered)]
         raise SweepError("\n".join(lines))
-    if made.sampler.kind == "grid" and "trials" not in made.sweep.model_fields_set:
-        whole = made.sweep.model_copy(update={"trials": int(made.most_trials)})
-        return made.model_copy(update={"sweep": whole})
-    return made
+    if sweep.sampler.kind == "grid" and "trials" not in sweep.sweep.model_fields_set:
+        whole = sweep.sweep.model_copy(update={"trials": int(sweep.most_trials)})
+        return sweep.model_copy(update={"sweep": whole})
+    return sweep

@@ -166,17 +166,18 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
     if not name or not daemon:
         return []
     workdir = Path(ledger.sweep.job.workdir or os.getcwd())
-    mine = Owner(name, "", "", daemon)
+    job_owner = Owner(name, "", "", daemon)
     paths = [
         folder
         for folder in sorted((workdir / FOLDER).glob(f"{glob.escape(name)}-*"))
-        if daemon_of_folder(folder.name) == daemon and _is_of(folder / FILE, mine, default=True)
+        if daemon_of_folder(folder.name) == daemon
+        and _is_of(folder / FILE, job_owner, default=True)
     ]
     for path in _named(ledger, trial.number):
         place = workdir / os.path.expanduser(path)
         escaped = glob.escape(place.name)
         files = [place, *sorted(place.parent.glob(f"{escaped}.prev*"))]
-        own = [file for file in files if file.is_file() and _is_of(file, mine, default=False)]
+        own = [file for file in files if file.is_file() and _is_of(file, job_owner, default=False)]
         paths += own
         if own and not any(file.is_file() for file in files if file not in own):
             paths += sorted(place.parent.glob(f"{escaped}.shards"))
@@ -187,10 +188,10 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
 def _is_of(file: Path, mine: Owner, default: bool) -> bool:
     """Return whether the snapshot belongs to that job; ``unsaid``: the answer if it records no
     owner."""
-    theirs = owner_in(str(file))
-    if theirs is None or not theirs.daemon:
+    recorded = owner_in(str(file))
+    if recorded is None or not recorded.daemon:
         return default
-    return (theirs.job, theirs.daemon) == (mine.job, mine.daemon)
+    return (recorded.job, recorded.daemon) == (mine.job, mine.daemon)
 
 
 def _named(ledger: Ledger, number: int) -> Iterator[str]:
@@ -220,10 +221,10 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
     a while.
     """
     best = {t.number for t in ledger.best(ledger.sweep.sweep.keep)}
-    gone = set(ledger.gone)
+    forgotten = set(ledger.gone)
     deleted, settled = [], []
     for trial in ledger.trials(TrialState.COMPLETE, TrialState.PRUNED):
-        if trial.number in best or trial.number in gone:
+        if trial.number in best or trial.number in forgotten:
             continue
         places = snapshots(ledger, trial)
         for place in places:

@@ -118,8 +118,8 @@ class DiskTier:
         had restored it.
         """
         on_disk = snapshot_file.peek(self.path)
-        theirs = owner.owner_of(on_disk) if on_disk is not None else None
-        if theirs and owner.is_resume_source(theirs, self.path, requested, self._owner):
+        recorded = owner.owner_of(on_disk) if on_disk is not None else None
+        if recorded and owner.is_resume_source(recorded, self.path, requested, self._owner):
             self._signature = snapshot_file.signature(self.path)
 
     def _choose(self, path: str, requested: str) -> tuple[dict[str, Any] | None, str]:

@@ -290,16 +290,16 @@ class MemorySnapshots:
             return False
         if is_sharded(self._objects):
             addresses = self._addresses
-            there = self._copy_shards(
+            is_copied = self._copy_shards(
                 moment,
                 lambda own: own if own in heirs else heirs[addresses.index(own) % len(heirs)],
             )
         else:
-            there = self._copy_to_first(moment, heirs)
-        if there and rank_and_world()[0] == 0:
+            is_copied = self._copy_to_first(moment, heirs)
+        if is_copied and rank_and_world()[0] == 0:
             seconds = time.monotonic() - started
             outcomes.report_in_memory(self.bytes, Attempt(seconds, *report.totals()))
-        return there
+        return is_copied
 
     def copy_to_one_of(self, heirs: tuple[str, ...]) -> bool:
         """Copy the state of the last drain to a node of ``heirs``, if the next round has changed

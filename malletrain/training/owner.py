@@ -271,25 +271,25 @@ def check(
         SnapshotError: it belongs to another job, or to a job with the same id and another script or
             other arguments, and was not requested.
     """
-    theirs = owner_of(payload)
-    if theirs is None or theirs.is_same(mine):
+    recorded = owner_of(payload)
+    if recorded is None or recorded.is_same(mine):
         return
-    if is_resume_source(theirs, name, requested, mine):
-        report.tell(f"Going on from the {what} of {theirs} in {name}, as asked for.")
+    if is_resume_source(recorded, name, requested, mine):
+        report.tell(f"Going on from the {what} of {recorded} in {name}, as requested.")
         return
-    if not (mine.job and theirs.job):
+    if not (mine.job and recorded.job):
         report.tell(
-            f"Going on from {name}, which {theirs} wrote (script {theirs.script}); this run has "
-            "another script, other arguments, or is no job."
+            f"Going on from {name}, which {recorded} wrote (script {recorded.script}); this run "
+            "has another script, other arguments, or is no job."
         )
         return
-    source = theirs.job
-    if not theirs.may_share(mine):
-        whose, source = f"job {theirs.job} of another daemon ({theirs.daemon})", name
-    elif theirs.job == mine.job:
-        whose = f"an earlier job {theirs.job} ({theirs.script}, with other arguments)"
+    source = recorded.job
+    if not recorded.may_share(mine):
+        whose, source = f"job {recorded.job} of another daemon ({recorded.daemon})", name
+    elif recorded.job == mine.job:
+        whose = f"an earlier job {recorded.job} ({recorded.script}, with other arguments)"
     else:
-        whose = str(theirs)
+        whose = str(recorded)
     hint = "" if what != "snapshot" else f', or restore(resume_from="{source}")'
     raise SnapshotError(
         f"{what.capitalize()} {name} belongs to {whose}, and this is job {mine.job}: {remedy} "
@@ -328,11 +328,11 @@ def refuse_to_overwrite(
         ForeignSnapshotError: it belongs to another run.
         SnapshotError: a later round of this run has saved it.
     """
-    theirs = owner_of(payload)
-    if theirs and not theirs.is_same(mine) and (theirs.job or mine.job):
+    recorded = owner_of(payload)
+    if recorded and not recorded.is_same(mine) and (recorded.job or mine.job):
         raise ForeignSnapshotError(
-            f"Snapshot {path} is that of {theirs}, and is not overwritten. Give each run a path of "
-            "its own, or none at all."
+            f"Snapshot {path} is that of {recorded}, and is not overwritten. Give each run a path "
+            "of its own, or none at all."
         )
     round_there = int(payload.get("generation", 0))
     if round_there > generation:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
-from malletrain.render.follow import Look
+from malletrain.render.follow import PollAnswers
 from malletrain.web.history import SeenHistory
 from malletrain.web.timeline import NodeTimeline
 
@@ -92,28 +92,28 @@ class Board:
 
     # --- updates of the poller ---
 
-    def look(self, look: Look, harvest: HarvestView | None) -> None:
+    def update(self, answers: PollAnswers, harvest: HarvestView | None) -> None:
         """Take over the answers of a poll."""
-        now = look.status.now
-        jobs = {job.id: job for job in look.jobs}
-        nodes = {node.node: node for node in look.nodes}
-        self.timeline.feed(look.events, look.nodes, now)
-        self.history.feed(look.jobs, now)
+        now = answers.status.now
+        jobs = {job.id: job for job in answers.jobs}
+        nodes = {node.node: node for node in answers.nodes}
+        self.timeline.feed(answers.events, answers.nodes, now)
+        self.history.feed(answers.jobs, now)
         self.machine = msgspec.structs.replace(
-            self.machine, status=look.status, away="", looked=now, harvest=harvest
+            self.machine, status=answers.status, away="", looked=now, harvest=harvest
         )
         change = BoardChange(
             self.version + 1,
             False,
             self.machine,
-            tuple(job for job in look.jobs if self.jobs.get(job.id) != job),
+            tuple(job for job in answers.jobs if self.jobs.get(job.id) != job),
             tuple(sorted(self.jobs.keys() - jobs.keys())),
-            tuple(node for node in look.nodes if _differs(self.nodes.get(node.node), node)),
+            tuple(node for node in answers.nodes if _differs(self.nodes.get(node.node), node)),
             tuple(sorted(self.nodes.keys() - nodes.keys())),
-            tuple(look.events),
+            tuple(answers.events),
         )
         self.jobs, self.nodes = jobs, nodes
-        self.events.extend(look.events)
+        self.events.extend(answers.events)
         self._publish(change)
 
     def away(self, sentence: str) -> None:

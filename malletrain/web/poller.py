@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from malletrain.client import ClientError, Connection
-from malletrain.render.follow import Follower, Look
+from malletrain.render.follow import Follower, PollAnswers
 from malletrain.render.live import Screen
 from malletrain.web.board import HarvestView
 
@@ -50,7 +50,7 @@ class Poller(threading.Thread):
     def __init__(
         self,
         connect: Callable[[], Connection],
-        tell: Callable[[Look, HarvestView | None], None],
+        tell: Callable[[PollAnswers, HarvestView | None], None],
         away: Callable[[str], None],
     ) -> None:
         super().__init__(name="poller", daemon=True)
@@ -83,10 +83,10 @@ class Poller(threading.Thread):
         follower.since = -1000 if self._since is None else self._since
         while not self._ended:
             started_at = time.monotonic()
-            look = follower.ask()
+            answers = follower.ask()
             self._since = max(0, follower.since)
             took_s = time.monotonic() - started_at
-            self._tell(look, self._current_harvest(client, look.status.now))
+            self._tell(answers, self._current_harvest(client, answers.status.now))
             self._pause(rest_s(took_s, self._watchers > 0))
 
     def _current_harvest(self, client: Connection, now: float) -> HarvestView | None:

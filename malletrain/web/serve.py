@@ -29,7 +29,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from malletrain import __version__
 from malletrain.client import ClientError, Connection
-from malletrain.render.follow import Look
+from malletrain.render.follow import PollAnswers
 from malletrain.submission.error import SpecError
 from malletrain.web.api import API, Routes, WebRefusal, reply
 from malletrain.web.board import Board, HarvestView
@@ -60,11 +60,11 @@ def make_app(connect: Callable[[], Connection], policy: AccessPolicy, home: Path
     board, connections = Board(policy.own), ConnectionPool(connect)
     loop: asyncio.AbstractEventLoop | None = None
 
-    def tell(look: Look, harvest: HarvestView | None) -> None:
+    def tell(answers: PollAnswers, harvest: HarvestView | None) -> None:
         def take() -> None:
             if board.machine.away:
                 connections.close_idle()
-            board.look(look, harvest)
+            board.update(answers, harvest)
 
         _later(take)
 

@@ -253,3 +253,10 @@ class RequestBudget:
             spent = self._calls.requests
             self._bucket.spend(spent - self._seen)
             self._seen = spent
+
+
+def too_busy(title: str, calls: CallLog) -> str:
+    """Return why the scheduler must not be asked now; empty if it may be. ``title``: its name."""
+    if calls.backoff_s() <= 0:
+        return ""
+    return f"{title} has too much to do just now: {calls.busy}"

@@ -270,12 +270,12 @@ def _run(
             start_new_session=True,
         )
     except OSError as error:
-        what = (
+        cause = (
             "is not installed or not in PATH"
             if isinstance(error, FileNotFoundError)
             else f"cannot be run: {error.strerror}"
         )
-        raise CommandError(f"The command {argv[0]} {what}.") from error
+        raise CommandError(f"The command {argv[0]} {cause}.") from error
     except ValueError as error:  # a NUL in an argument
         raise CommandError(f"{show(argv)} cannot be run: {error}.") from error
     try:

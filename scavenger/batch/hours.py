@@ -40,8 +40,12 @@ class Hours:
         """
         if not self.spans:
             return None
-        here = time.localtime(now)
-        minute = (here.tm_wday * 24 + here.tm_hour) * 60 + here.tm_min + here.tm_sec / 60.0
+        local_time = time.localtime(now)
+        minute = (
+            (local_time.tm_wday * 24 + local_time.tm_hour) * 60
+            + local_time.tm_min
+            + local_time.tm_sec / 60.0
+        )
         for begin, end in self.spans:
             if begin <= minute < end:
                 if end == _WEEK_MIN and self.spans[0][0] == 0:  # the span continues on Monday

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
-from scavenger.batch.calls import CallLog, PollPause, RequestBudget
+from scavenger.batch.calls import CallLog, PollPause, RequestBudget, too_busy
 from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import PartOf, packs
@@ -79,13 +79,6 @@ def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: flo
         calls.busy,
         budget.poll_after_s,
     )
-
-
-def too_busy(title: str, calls: CallLog) -> str:
-    """Return why the scheduler must not be asked now; empty if it may be. ``title``: its name."""
-    if calls.backoff_s() <= 0:
-        return ""
-    return f"{title} has too much to do just now: {calls.busy}"
 
 
 def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:

@@ -262,10 +262,10 @@ def kind_finding(
         for resource in sorted({name for total in usable.values() for name in total})
     }
     short = [name for name, amount in kind.amounts.items() if most.get(name, 0) < amount]
-    what = f"No host has so much {', '.join(short)}" if short else "No host has all of this"
+    cause = f"No host has so much {', '.join(short)}" if short else "No host has all of this"
     return (
         False,
-        f"{needs}. {what}: of each resource, hosts have at most {described(most)}. Change this "
+        f"{needs}. {cause}: of each resource, hosts have at most {described(most)}. Change this "
         f"kind in [{table}].",
     )
 

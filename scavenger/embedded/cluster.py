@@ -14,9 +14,8 @@ the fraction without notice it sends SIGKILL to the process at once. It communic
 clients (:mod:`scavenger.embedded.scavenger`) only through files, see
 :mod:`scavenger.embedded.layout`.
 
-:class:`Record` writes these files: state, answers and history. A full disk does not stop the
-cluster. :func:`read_take` checks the requests of clients; the cluster decides whether a node is
-free.
+:class:`Record` writes these files: state, answers and history. A full disk does not stop it.
+:func:`read_take` checks clients' requests; the cluster decides whether a node is free.
 
 On SIGTERM the cluster preempts all leases and leaves no process behind. A second SIGTERM skips the
 grace time.

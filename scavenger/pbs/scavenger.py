@@ -161,7 +161,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         )
         if s.slots:
             facts = self._slots(facts, hosts, nodes, jobs, own, now)
-        gone = self._find_gone(own, ended, now)
+        vanished = self._find_gone(own, ended, now)
         given_up = self.ledger.given_up
         if any(
             is_preempted(job)
@@ -181,7 +181,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         return SchedulerAnswer(
             facts,
             lease_jobs,
-            gone,
+            vanished,
             hold=self._closed(site) or self._moved.reason_to_pause(now) or preempting,
             leave=leave,
             urgent=bool(preempting),

@@ -204,8 +204,8 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
     table = SlurmJobTable([], [], [])
     for job in items(jobs):
         name, state = job.name or "", str(job.state)
-        mine = name.startswith(prefix)
-        if not mine and state not in (*WAITING_STATES, SUSPENDED_STATE):
+        is_lease = name.startswith(prefix)
+        if not is_lease and state not in (*WAITING_STATES, SUSPENDED_STATE):
             continue
         slurm_job = SlurmJob(
             state,
@@ -225,7 +225,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             str(job.account or ""),
         )
         others = table.suspended if state == SUSPENDED_STATE else table.pending
-        (table.ours if mine else others).append(slurm_job)
+        (table.ours if is_lease else others).append(slurm_job)
     return table
 
 

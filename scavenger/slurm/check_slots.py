@@ -111,6 +111,8 @@ def _kind_finding(
     kind: SlotKind, hosts: Mapping[str, HostResources], site: SlurmSite, lease: SlurmLeaseOptions
 ) -> Finding:
     partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
-    there = frozenset[str]().union(*(partition.nodes for partition in partitions))
-    usable = {name: use.total for name, use in hosts.items() if not partitions or name in there}
+    partition_nodes = frozenset[str]().union(*(partition.nodes for partition in partitions))
+    usable = {
+        name: use.total for name, use in hosts.items() if not partitions or name in partition_nodes
+    }
     return kind_finding(kind, usable, "scheduler.slurm", lease.partition or "any partition")

@@ -79,8 +79,8 @@ def _is_block(job: SlurmJob) -> bool:
 def _part(job: SlurmJob, name: str, node: str, in_block: bool) -> SlurmJob:
     removable = in_block and job.state in RUNNING_STATES
     part = PartOf(job.id.partition("_")[0], node, node == job.batch_host, removable)
-    here = job.node_list and node
-    return job._replace(name=name, node_list=here, requested_nodes=node, part=part, nodes=1)
+    node_list = job.node_list and node
+    return job._replace(name=name, node_list=node_list, requested_nodes=node, part=part, nodes=1)
 
 
 def in_slot(job: SlurmJob, node: str) -> SlurmJob:

@@ -203,8 +203,8 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
     for line in require_complete(text, "squeue").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a name that contains a line break
-        mine = own in line
-        if not mine and not line.startswith(relevant):
+        is_lease = own in line
+        if not is_lease and not line.startswith(relevant):
             continue
         fields = line.split("|", 15)
         if len(fields) != 16:
@@ -230,7 +230,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             "" if fields[14] == "n/a" else fields[14],
             "" if fields[13] == "(null)" else fields[13],
         )
-        if mine and job.name.startswith(prefix):
+        if is_lease and job.name.startswith(prefix):
             table.ours.append(job)
         elif job.state in WAITING_STATES:
             table.pending.append(job)

@@ -273,10 +273,10 @@ def _reserved(
             raise SchedulerError(
                 f"The answer of scontrol show reservation cannot be understood: {error}"
             ) from None
-        what = "maintenance reservation" if reservation.maintenance else "reservation"
+        kind = "maintenance reservation" if reservation.maintenance else "reservation"
         for name in names:
             if reservation.start <= now:
-                active[name] = f"{what} {reservation.name} has it"
+                active[name] = f"{kind} {reservation.name} has it"
             elif reservation.start < coming.get(name, float("inf")):
                 coming[name] = reservation.start
     return active, coming

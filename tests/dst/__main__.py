@@ -17,7 +17,7 @@ from tests.dst.world import MODES, live
 
 def main() -> int:
     """Exit code 1 when an invariant was broken."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--seed", type=int, help="this one")
     parser.add_argument("--trace", action="store_true", help="say everything that happens")
     parser.add_argument("--seeds", type=int, default=200, help="so many, one after the other")

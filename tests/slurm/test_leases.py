@@ -352,11 +352,11 @@ def test_a_lease_for_a_node_just_taken_is_withdrawn(cluster):
     view = one.read_state()
     main = slurm.submit("sleep 600", "--nodelist=n1", "--exclusive", "--time=20")
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
-    one.look = lambda: view  # what was read is out of date when it is acted on
+    one.read_state = lambda: view  # what was read is out of date when it is acted on
     leases = one.take(
         [LeaseRequest(name, node, ("sleep", "600")) for name, node in (("l1", "n1"), ("l2", "n2"))]
     )
-    del one.look
+    del one.read_state
     assert [lease.state for lease in leases] == [LeaseState.PENDING] * 2, "nobody can know"
     # Only then is it looked whether they have started in time.
     slurm.until(

@@ -162,9 +162,9 @@ def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     view = one.read_state()
     slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
     slurm.until(lambda: slurm.states()[1] == "allocated", "somebody else is on n2 by now")
-    one.look = lambda: view
+    one.read_state = lambda: view
     one.take(requests)
-    del one.look
+    del one.read_state
     slurm.until(lambda: len(ready(marks)) == 2, "the other two run")
     slurm.until(
         lambda: (

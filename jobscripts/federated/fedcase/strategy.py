@@ -113,10 +113,10 @@ class FedCaSe(FedAvg):
     ) -> list[Message]:
         """Return the replies that count, once the round is complete."""
         coordinator = self._coordinator
-        made = coordinator.begin(list(grid.get_node_ids()))
+        round_ = coordinator.begin(list(grid.get_node_ids()))
         accepted: list[Message] = []
         awaited: dict[str, tuple[NodeAttempt, float]] = {}
-        while not made.complete:
+        while not round_.complete:
             coordinator.keep_only(list(grid.get_node_ids()))
             messages = list(self.configure_train(number, arrays, config, grid))
             now = time.monotonic()
@@ -125,7 +125,7 @@ class FedCaSe(FedAvg):
                     coordinator.lose(attempt)
                 else:
                     awaited[message_id] = attempt, now
-            is_open = {attempt.number for attempt in made.open_attempts}
+            is_open = {attempt.number for attempt in round_.open_attempts}
             awaited = {m: one for m, one in awaited.items() if one[0].number in is_open}
             for reply in grid.pull_messages(list(awaited)) if awaited else ():
                 attempt, _ = awaited.pop(reply.metadata.reply_to_message_id)
@@ -139,7 +139,7 @@ class FedCaSe(FedAvg):
                 if now - since > timeout:
                     coordinator.fail(attempt, f"its node did not answer within {timeout:g} s")
                     self._note_failures(attempt)
-            if not made.complete:
+            if not round_.complete:
                 time.sleep(POLL_S)
         return accepted
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import comb, expm1, log1p
 
 
-def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
+def loss_probability(nodes: int, chunks: int, spare: int, lost_nodes: int) -> float:
     """Return the probability that more than ``spare`` of an object's chunks are on lost nodes.
 
     Args:
@@ -26,18 +26,19 @@ def loss_probability(nodes: int, chunks: int, spare: int, gone: int) -> float:
     Raises:
         ValueError: there are more chunks than nodes.
     """
-    if not 0 <= chunks <= nodes or not 0 <= gone <= nodes:
+    if not 0 <= chunks <= nodes or not 0 <= lost_nodes <= nodes:
         raise ValueError(
-            f"{chunks} chunks on distinct nodes, or {gone} lost nodes, do not fit {nodes} nodes."
+            f"{chunks} chunks on distinct nodes, or {lost_nodes} lost nodes, "
+            f"do not fit {nodes} nodes."
         )
     ways = sum(
-        comb(chunks, k) * comb(nodes - chunks, gone - k)
-        for k in range(spare + 1, min(chunks, gone) + 1)
+        comb(chunks, k) * comb(nodes - chunks, lost_nodes - k)
+        for k in range(spare + 1, min(chunks, lost_nodes) + 1)
     )
-    return ways / comb(nodes, gone)
+    return ways / comb(nodes, lost_nodes)
 
 
-def loss_with_copies(nodes: int, chunks: int, spare: int, gone: int, copied: float) -> float:
+def loss_with_copies(nodes: int, chunks: int, spare: int, lost_nodes: int, copied: float) -> float:
     """As :func:`loss_probability`, but each chunk has a copy at another random node with
     probability ``copied``. A chunk is lost if its node is lost, and its copy too or there is no
     copy. The nodes of the copies are assumed to be independent of each other.
@@ -46,12 +47,12 @@ def loss_with_copies(nodes: int, chunks: int, spare: int, gone: int, copied: flo
         nodes, chunks, spare, gone: see :func:`loss_probability`.
         copied: probability that a chunk has a copy.
     """
-    ways, lost = comb(nodes, gone), 0.0
-    if not gone:
+    ways, lost = comb(nodes, lost_nodes), 0.0
+    if not lost_nodes:
         return 0.0
-    stays = copied * (1.0 - (gone - 1) / (nodes - 1)) if nodes > 1 else 0.0
-    for k in range(spare + 1, min(chunks, gone) + 1):
-        hit = comb(chunks, k) * comb(nodes - chunks, gone - k) / ways
+    stays = copied * (1.0 - (lost_nodes - 1) / (nodes - 1)) if nodes > 1 else 0.0
+    for k in range(spare + 1, min(chunks, lost_nodes) + 1):
+        hit = comb(chunks, k) * comb(nodes - chunks, lost_nodes - k) / ways
         lost += hit * sum(
             comb(k, j) * (1.0 - stays) ** j * stays ** (k - j) for j in range(spare + 1, k + 1)
         )
@@ -72,9 +73,9 @@ def lost_within(
         copied: probability that a chunk has a copy when its node is lost.
     """
     safe = 0.0
-    for nodes, gone in losses:
+    for nodes, lost_nodes in losses:
         size = max(nodes, chunks)
-        safe += log1p(-min(1.0 - 1e-12, loss_with_copies(size, chunks, spare, gone, copied)))
+        safe += log1p(-min(1.0 - 1e-12, loss_with_copies(size, chunks, spare, lost_nodes, copied)))
     return -expm1(share * safe)
 
 
@@ -149,15 +150,15 @@ def _is_lost(
                 break
             repairs.pop(0)
             at.add(rng.choice(room))
-        gone = at.intersection(change.lost)
-        at -= gone
-        repairs += [change.time + repair_s] * len(gone)
+        lost_nodes = at.intersection(change.lost)
+        at -= lost_nodes
+        repairs += [change.time + repair_s] * len(lost_nodes)
         if len(at) < chunks - spare:
             return True
     return False
 
 
-def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, gone: int) -> float:
+def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, lost_nodes: int) -> float:
     """Return the expected number of lost objects.
 
     Args:
@@ -169,6 +170,6 @@ def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, gone: int) -
     total = 0.0
     for chunks, spare in objects:
         if (chunks, spare) not in probabilities:
-            probabilities[chunks, spare] = loss_probability(nodes, chunks, spare, gone)
+            probabilities[chunks, spare] = loss_probability(nodes, chunks, spare, lost_nodes)
         total += probabilities[chunks, spare]
     return total

@@ -36,7 +36,7 @@ CALL_TIMEOUT_S = 30.0
 log = logging.getLogger("infinicache")
 
 
-def _about(key: str, head: dict[str, Any]) -> dict[str, Any]:
+def _checked_answer(key: str, head: dict[str, Any]) -> dict[str, Any]:
     """Return the answer of a proxy. Raises CacheError if it is about another key."""
     if head.get("key") != key:
         raise CacheError(
@@ -376,7 +376,7 @@ class AsyncCache:
     async def stat(self, key: str) -> Stat | None:
         """Return the cache's description of ``key`` without reading the object; None on a miss."""
         self._enter(key)
-        head = _about(key, await self._proxies.ask(key, "find", key=key))
+        head = _checked_answer(key, await self._proxies.ask(key, "find", key=key))
         if not head["exists"]:
             return None
         shape = msgspec.convert(head["shape"], Shape)
@@ -411,7 +411,7 @@ class AsyncCache:
             await asyncio.sleep(0.05)
 
     async def _find(self, key: str) -> ObjectPlace | None:
-        head = _about(key, await self._proxies.ask(key, "find", key=key, spread=True))
+        head = _checked_answer(key, await self._proxies.ask(key, "find", key=key, spread=True))
         return msgspec.convert(head, ObjectPlace) if head["exists"] else None
 
     async def _report(self, key: str, place: ObjectPlace, bad: dict[int, str]) -> None:
@@ -466,7 +466,7 @@ class AsyncCache:
             copy=copy,
         )
         name = copy or key
-        _about(name, begun)
+        _checked_answer(name, begun)
         shape, version = msgspec.convert(begun["shape"], Shape), begun["version"]
         missing: set[int] = set()
         stripe = 0
@@ -500,8 +500,8 @@ class AsyncCache:
         return True
 
     async def _load(self, key: str, loader: Loader) -> memoryview:
-        made = loader(key)
-        value: Buffer = await made if inspect.isawaitable(made) else made
+        loaded = loader(key)
+        value: Buffer = await loaded if inspect.isawaitable(loaded) else loaded
         view = as_bytes(value)
         try:
             await self.put(key, view)
@@ -563,6 +563,6 @@ class AsyncCache:
 
     async def _read(self, key: str, place: ObjectPlace, stripe: int, out: Buffer) -> None:
         """Read one stripe into ``out``. Raises StripeLost."""
-        about = (place.name, place.version, place.shape, place.at)
-        bad = await self._stripes.read(*about, stripe, out)
+        identity = (place.name, place.version, place.shape, place.at)
+        bad = await self._stripes.read(*identity, stripe, out)
         await self._report(key, place, bad)

@@ -73,7 +73,7 @@ class KeyDemand:
         self._by_hash: list[tuple[int, str]] = []
         self._tree = _Sums(4 * sample)
         self._next = 0
-        self._again: dict[int, tuple[float, float]] = {}
+        self._rereads: dict[int, tuple[float, float]] = {}
         """Class of the distance → (reads, bytes), decayed to ``_now``."""
         self._reads = self._sampled = 0.0
         self._bytes = self._sampled_bytes = 0.0
@@ -107,8 +107,8 @@ class KeyDemand:
             return None
         distance = self._tree.beyond(sample.slot) * weight + sample.bytes
         step = math.ceil(CLASSES_PER_DOUBLING * math.log2(max(1.0, distance)))
-        reads, served = self._again.get(step, (0.0, 0.0))
-        self._again[step] = (reads + weight, served + weight * sample.size)
+        reads, served = self._rereads.get(step, (0.0, 0.0))
+        self._rereads[step] = (reads + weight, served + weight * sample.size)
         self._use(sample, now)
         return distance
 
@@ -137,11 +137,11 @@ class KeyDemand:
         """Return the current estimate."""
         self._pass(now)
         span = self._span_s(now)
-        if not span or not self._again:
+        if not span or not self._rereads:
             return DemandCurve()
-        steps = sorted(self._again)
-        hits = sum(reads for reads, _ in self._again.values())
-        size = sum(size for _, size in self._again.values())
+        steps = sorted(self._rereads)
+        hits = sum(reads for reads, _ in self._rereads.values())
+        size = sum(size for _, size in self._rereads.values())
         # of the hottest keys, of which a sample may have too few or too many
         more = self._reads - self._sampled
         at = [2.0 ** (step / CLASSES_PER_DOUBLING) for step in steps]
@@ -150,8 +150,8 @@ class KeyDemand:
         of_all = self._bytes / self._sampled_bytes if self._sampled_bytes else 1.0
         reads_sum, bytes_sum = more, of_all * more * size / hits
         for step in steps:
-            reads_sum += self._again[step][0]
-            bytes_sum += of_all * self._again[step][1]
+            reads_sum += self._rereads[step][0]
+            bytes_sum += of_all * self._rereads[step][1]
             before = rates[-1] if rates else (0.0, 0.0)
             rates.append((max(before[0], reads_sum / span), max(before[1], bytes_sum / span)))
         return DemandCurve(tuple(at), tuple(h for h, _ in rates), tuple(b for _, b in rates))
@@ -180,8 +180,8 @@ class KeyDemand:
         self._sampled *= keep
         self._bytes *= keep
         self._sampled_bytes *= keep
-        self._again = {
-            step: (reads * keep, size * keep) for step, (reads, size) in self._again.items()
+        self._rereads = {
+            step: (reads * keep, size * keep) for step, (reads, size) in self._rereads.items()
         }
 
     def _use(self, sample: _SampledKey, now: float) -> None:

@@ -88,11 +88,11 @@ def choose_copy(table: Table, of: Entry, read_load: ReadLoad) -> tuple[Entry, st
     make; empty if there are enough copies.
     """
     names = copy_names(of.key, of.version)
-    there = [copy for name in names if (copy := table.objects.get(name)) is not None]
-    chosen = random.choice([of, *(copy for copy in there if readable(copy))])
+    copies = [copy for name in names if (copy := table.objects.get(name)) is not None]
+    chosen = random.choice([of, *(copy for copy in copies if readable(copy))])
     target = read_load.copies(of.key, of.shape.d, of.shape.code.n, len(table.usable()))
-    another = next(n for n in names if n not in table.objects) if len(there) < target else ""
-    return chosen, another
+    next_name = next(n for n in names if n not in table.objects) if len(copies) < target else ""
+    return chosen, next_name
 
 
 def copy_source(table: Table, key: str, copy: str) -> tuple[list[int], int, set[str]]:
@@ -103,6 +103,6 @@ def copy_source(table: Table, key: str, copy: str) -> tuple[list[int], int, set[
     if of is None or not of.committed or copy not in copy_names(key, of.version):
         raise CacheError(f"{key!r} was replaced; a copy of the old version is useless.")
     names = (key, *copy_names(key, of.version))
-    there = [entry for name in names if (entry := table.objects.get(name)) is not None]
-    nodes = {node for entry in there for node in entry.at.values()}
+    copies = [entry for name in names if (entry := table.objects.get(name)) is not None]
+    nodes = {node for entry in copies for node in entry.at.values()}
     return [of.shape.d, of.shape.target_p], of.shape.stripe_bytes, nodes

@@ -136,9 +136,9 @@ def _targets(
         a: (table.nodes[a].reserved + extra.get(a, 0)) / max(1, table.nodes[a].capacity)
         for a in room
     }
-    there = [a for a in entry.at.values() if a in table.nodes]
-    prospects = {a: table.nodes[a].prospect for a in (*room, *there)}
-    return choose(room, count, prospects, fullness, table.rng, there)
+    present_nodes = [a for a in entry.at.values() if a in table.nodes]
+    prospects = {a: table.nodes[a].prospect for a in (*room, *present_nodes)}
+    return choose(room, count, prospects, fullness, table.rng, present_nodes)
 
 
 def _worth(entry: Entry) -> float:

@@ -329,9 +329,9 @@ class CacheNode:
                         f"Chunk {index} of {key!r} cannot be made: only {len(chunks)} of "
                         f"{form.d} sources answer."
                     )
-                made = bytearray(size)
-                rebuild(chunks, [index], [made], form.code)
-                chunks[index] = made
+                rebuilt = bytearray(size)
+                rebuild(chunks, [index], [rebuilt], form.code)
+                chunks[index] = rebuilt
             self.store.put(
                 key, version, form, stripe, index, isal.crc64(chunks[index]), chunks[index]
             )

@@ -35,7 +35,7 @@ def choose(
     prospects: Mapping[str, Prospect],
     fullness: Mapping[str, float],
     rng: random.Random,
-    there: Iterable[str] = (),
+    present_nodes: Iterable[str] = (),
 ) -> list[str]:
     """Return ``count`` of the nodes in ``room``, or all if there are fewer, the best first.
 
@@ -48,7 +48,9 @@ def choose(
         there: addresses of nodes that already have chunks of the object.
     """
     chunks_in_group = Counter(
-        group for node in there for group in prospects.get(node, NO_PROSPECT).departure_groups
+        group
+        for node in present_nodes
+        for group in prospects.get(node, NO_PROSPECT).departure_groups
     )
     candidates = list(room)
     rng.shuffle(candidates)

@@ -189,7 +189,7 @@ class Proxy:
             lasts: address → time that its node is expected to stay, seconds; may lack nodes.
         """
         self._arrivals.update_lifetimes(lasts, time.monotonic())
-        gone = set(self._members) - set(members)
+        departed = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
             self._slots, self._registered = set(), {}
@@ -205,7 +205,7 @@ class Proxy:
             self._settle_at = time.monotonic() + REGISTRATION_WAIT_S
             if self._worker is None:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
-        for address in gone & set(self._registered):
+        for address in departed & set(self._registered):
             self._registered.pop(address)
             self._arrivals.remove(address)
             self._peers_of.pop(address, None)
@@ -296,10 +296,10 @@ class Proxy:
         self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
     ) -> dict[str, Any]:
         await self._ready(key)
-        there: set[str] = set()
+        present_nodes: set[str] = set()
         async with self._lock(key):
             if copy:
-                code, stripe_bytes, there = copy_source(self.table, key, copy)
+                code, stripe_bytes, present_nodes = copy_source(self.table, key, copy)
                 if copy in self.table.objects:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
@@ -311,7 +311,7 @@ class Proxy:
             evicted: list[Entry] = []
             try:
                 entry = self.table.begin(
-                    key, size, Code(*code), stripe_bytes, version, evicted, there
+                    key, size, Code(*code), stripe_bytes, version, evicted, present_nodes
                 )
             finally:
                 await self._drop(evicted)
@@ -406,9 +406,9 @@ class Proxy:
             return {"key": key, "exists": False}
         self.table.touch(of)
         self.read_load.read(key, of.shape.size, now)
-        another = ""
+        next_name = ""
         if spread:
-            entry, another = choose_copy(self.table, of, self.read_load)
+            entry, next_name = choose_copy(self.table, of, self.read_load)
             self.table.touch(entry)
         return {
             "key": key,
@@ -419,7 +419,7 @@ class Proxy:
             "protection": entry.protection,
             "name": entry.key,
             "of": of.version,
-            "copy": another,
+            "copy": next_name,
         }
 
     async def _delete(self, key: str) -> dict[str, Any]:

@@ -157,9 +157,9 @@ class StripeReader:
                     : max(0, len(view) - i * size)
                 ]
         missing = [i for i in range(shape.d) if i not in good and i * size < len(view)]
-        made = [own[i] if i in own else bytearray(size) for i in missing]
-        rebuild(good, missing, made, shape.code)
-        for i, chunk in zip(missing, made, strict=True):
+        buffers = [own[i] if i in own else bytearray(size) for i in missing]
+        rebuild(good, missing, buffers, shape.code)
+        for i, chunk in zip(missing, buffers, strict=True):
             if i not in own:
                 view[i * size :] = memoryview(chunk)[: len(view) - i * size]
 

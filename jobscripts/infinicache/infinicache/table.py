@@ -51,9 +51,9 @@ class Table:
         """Remove a lost node with its chunks. Return the objects that are degraded, and those that
         are lost and removed. ``backup``: the node that may have copies of its chunks.
         """
-        gone = self.nodes.pop(address, None)
+        lost_node = self.nodes.pop(address, None)
         degraded, lost = [], []
-        for key, indices in gone.chunks.items() if gone else ():
+        for key, indices in lost_node.chunks.items() if lost_node else ():
             entry = self.objects[key]
             entry.spare = {i: node for i, node in entry.spare.items() if node != address}
             for index in indices:
@@ -76,11 +76,11 @@ class Table:
         """Update a known node with its new inventory. A chunk that is missing there counts as lost,
         as in :meth:`lose_node`. Return as that does.
         """
-        there = {(h.key, h.version): set(h.indices) for h in inventory}
+        present_chunks = {(h.key, h.version): set(h.indices) for h in inventory}
         degraded, lost = [], []
         for key, indices in list(self.nodes[address].chunks.items()):
             entry = self.objects[key]
-            missing = indices - there.get((key, entry.version), set())
+            missing = indices - present_chunks.get((key, entry.version), set())
             if not missing or not entry.committed:  # the object may be part of a put in progress
                 continue
             for index in missing:

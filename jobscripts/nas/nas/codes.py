@@ -28,10 +28,10 @@ def decode(edges: int, ops: int) -> Cell:
             f"{edges} and {ops}."
         )
     bits = f"{edges:0{len(PAIRS)}b}"
-    there = tuple(pair for pair, bit in zip(PAIRS, bits, strict=True) if bit == "1")
+    present_edges = tuple(pair for pair, bit in zip(PAIRS, bits, strict=True) if bit == "1")
     digits = [ops // len(OPS) ** k % len(OPS) for k in reversed(range(INSIDE))]
     try:
-        return Cell(there, tuple(OPS[digit] for digit in digits))
+        return Cell(present_edges, tuple(OPS[digit] for digit in digits))
     except WorkloadError as error:
         raise NasError(str(error)) from None
 

@@ -49,13 +49,15 @@ class CellModule(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """What the output vertex has: what reaches it side by side, plus the input's projection."""
         last = self.cell.vertices - 1
-        made: dict[int, torch.Tensor] = {}
+        outputs: dict[int, torch.Tensor] = {}
         for v in range(1, last):
-            coming = [made[a][:, : self.width[v]] for a, b in self.cell.edges if b == v and a != 0]
+            inputs = [
+                outputs[a][:, : self.width[v]] for a, b in self.cell.edges if b == v and a != 0
+            ]
             if (0, v) in self.cell.edges:
-                coming.append(self.projections[str(v)](image))
-            made[v] = self.ops[v - 1](torch.stack(coming).sum(0))
-        ends = [made[a] for a, b in sorted(self.cell.edges) if b == last and a != 0]
+                inputs.append(self.projections[str(v)](image))
+            outputs[v] = self.ops[v - 1](torch.stack(inputs).sum(0))
+        ends = [outputs[a] for a, b in sorted(self.cell.edges) if b == last and a != 0]
         out = torch.cat(ends, 1) if ends else None
         if (0, last) in self.cell.edges:
             through: torch.Tensor = self.projections[str(last)](image)

@@ -35,7 +35,7 @@ PRESETS = {
 def size_of(cell: Cell, preset: str) -> tuple[int, float]:
     """Parameters of the cell's network, and what training one image takes, FLOPs."""
     size = PRESETS[preset]
-    made = network(
+    cell_network = network(
         cell,
         size=SIDE,
         classes=CLASSES,
@@ -43,7 +43,7 @@ def size_of(cell: Cell, preset: str) -> tuple[int, float]:
         stem=size.stem,
         per_stack=size.per_stack,
     )
-    return made.parameters, TRAINING_COST * made.flops
+    return cell_network.parameters, TRAINING_COST * cell_network.flops
 
 
 def cpu(edges: int, ops: int, **_: object) -> tuple[int, float] | None:

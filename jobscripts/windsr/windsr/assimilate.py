@@ -229,14 +229,14 @@ def spread_innovations(
     guess = model.mean(axis=0) if model.ndim == 3 else model
     radii = radii_of(guess, terrain, observations, radius, thresholds)
     mask = np.zeros(terrain.shape, np.float32)
-    made = []
+    members = []
     for field in model if model.ndim == 3 else model[None]:
         for o in observations:
             _check(o, terrain.shape)
         wrong = [o.value - float(field[o.row, o.column]) for o in observations]
         mask, innovation = _blended(terrain.shape, observations, radii, wrong)
-        made.append(np.maximum(field + mask * innovation, 0.0))
-    result = np.stack(made) if model.ndim == 3 else made[0]
+        members.append(np.maximum(field + mask * innovation, 0.0))
+    result = np.stack(members) if model.ndim == 3 else members[0]
     return result, mask, radii
 
 
@@ -256,15 +256,15 @@ def conditioned(
         observations: number of the field → its observations.
         radius, thresholds: see :func:`assimilate`.
     """
-    made = interpolated.astype(np.float32)
-    masks = np.zeros_like(made)
+    composites = interpolated.astype(np.float32)
+    masks = np.zeros_like(composites)
     radii: list[float] = []
     for field, group in observations.items():
-        made[field], masks[field], own = assimilate(
+        composites[field], masks[field], own = assimilate(
             interpolated[field], terrain, group, radius, thresholds
         )
         radii += own
-    return made, masks, radii
+    return composites, masks, radii
 
 
 def read_observations(

@@ -238,26 +238,30 @@ def assimilate(samples: Path, observations: Path, result: Path, **options: Any) 
 
     fixed, thresholds = radius_of(options)
     bring_in = paste if options["how"] == "paste" else spread_innovations
-    made = output.read(samples)
+    finished = output.read(samples)
     members, masks = (
-        made.members.copy(),
-        np.zeros((len(made.times), *made.terrain.shape), np.float32),
+        finished.members.copy(),
+        np.zeros((len(finished.times), *finished.terrain.shape), np.float32),
     )
     radii: list[float] = []
-    for field, group in read_observations(observations, made.times, made.y, made.x).items():
+    for field, group in read_observations(
+        observations, finished.times, finished.y, finished.x
+    ).items():
         members[field], masks[field], own = bring_in(
-            made.members[field], made.terrain, group, fixed, thresholds
+            finished.members[field], finished.terrain, group, fixed, thresholds
         )
         radii += own
     radius = options["radius"]
-    notes = {**made.notes, "observations": str(observations), "impact_radius": radius}
+    notes = {**finished.notes, "observations": str(observations), "impact_radius": radius}
     output.write(
         result,
-        dataclasses.replace(made, members=members, mask=masks, notes=notes),
+        dataclasses.replace(finished, members=members, mask=masks, notes=notes),
         f"{len(radii)} observations, radius {radius}",
     )
     mean = f", mean radius {np.mean(radii):.2f} pixels" if radii else ""
-    say(f"brought {len(radii)} observations into {len(made.times)} fields{mean}; wrote {result}")
+    say(
+        f"brought {len(radii)} observations into {len(finished.times)} fields{mean}; wrote {result}"
+    )
 
 
 @cli.command()
@@ -304,17 +308,20 @@ def plot(samples: tuple[Path, ...], out: Path, field: int) -> None:
     """
     from windsr import compare, pictures
 
-    made = compare.named(samples)
-    for name, result in made.items():
+    results = compare.named(samples)
+    for name, result in results.items():
         if field >= len(result.times):
             raise WindsrError(
                 f"{name} has {len(result.times)} fields; --field {field} is none of them (they "
                 "count from 0)."
             )
         say(f"wrote {pictures.fields(out / f'fields-{name}.png', result, field)}")
-    if all(result.truth is not None for result in made.values()):
-        first = next(iter(made.values()))
-        both = {"bicubic": dataclasses.replace(first, members=compare.interpolated(first)), **made}
+    if all(result.truth is not None for result in results.values()):
+        first = next(iter(results.values()))
+        both = {
+            "bicubic": dataclasses.replace(first, members=compare.interpolated(first)),
+            **results,
+        }
         say(f"wrote {pictures.bias(out / 'bias.png', both)}")
         cdfs = compare.table_of(samples)["cdfs"]
         say(f"wrote {pictures.distributions(out / 'cdf.png', cdfs, first.height)}")
@@ -346,35 +353,33 @@ def synthetic(file: Path, **options: Any) -> None:
 
     from windsr.synthetic import generate
 
-    made = generate(**options)
+    fields = generate(**options)
     dataset = xarray.Dataset(
         {
             "wind_speed": (
                 ("time", "y", "x"),
-                made.wind,
+                fields.wind,
                 {"standard_name": "wind_speed", "units": "m s-1"},
             ),
             "terrain": (
                 ("y", "x"),
-                made.terrain,
+                fields.terrain,
                 {"standard_name": "surface_altitude", "units": "m"},
             ),
         },
         coords={
-            "time": made.times.astype("datetime64[ns]"),
-            "y": ("y", made.y, {"units": "m", "standard_name": "projection_y_coordinate"}),
-            "x": ("x", made.x, {"units": "m", "standard_name": "projection_x_coordinate"}),
+            "time": fields.times.astype("datetime64[ns]"),
+            "y": ("y", fields.y, {"units": "m", "standard_name": "projection_y_coordinate"}),
+            "x": ("x", fields.x, {"units": "m", "standard_name": "projection_x_coordinate"}),
         },
-        attrs={"Conventions": "CF-1.11", "source": made.source},
+        attrs={"Conventions": "CF-1.11", "source": fields.source},
     )
     try:
         dataset.to_netcdf(file, engine="h5netcdf")
     except OSError as error:
         raise WindsrError(f"{file} cannot be written: {error}") from error
-    say(
-        f"wrote {len(made.times)} fields of {made.wind.shape[1]} × {made.wind.shape[2]} points "
-        f"to {file}"
-    )
+    times, rows, columns = fields.wind.shape
+    say(f"wrote {times} fields of {rows} × {columns} points to {file}")
 
 
 def main(arguments: list[str] | None = None) -> None:

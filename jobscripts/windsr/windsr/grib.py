@@ -41,11 +41,11 @@ def _fields(path: Path, options: Options) -> Fields:
     height = options.height
     _require_one_grid(path, height)
     above = {"typeOfLevel": "heightAboveGround", "level": height, "stepType": "instant"}
-    made = {}
+    variable_of = {}
     for names in ((f"{height}u", f"{height}v"), ("u", "v"), (f"{height}si",), ("ws",)):
         variables = [_variable(path, {**above, "shortName": name}) for name in names]
         if all(one is not None for one in variables):
-            made = dict(
+            variable_of = dict(
                 zip(
                     (f"u{height}", f"v{height}") if len(names) == 2 else (f"si{height}",),
                     variables,
@@ -53,7 +53,7 @@ def _fields(path: Path, options: Options) -> Fields:
                 )
             )
             break
-    if not made:
+    if not variable_of:
         raise WindsrError(
             f"{path} has no wind at {height} m above ground (neither u and v nor speed, as it is "
             "at one moment); say which height with --height."
@@ -62,9 +62,9 @@ def _fields(path: Path, options: Options) -> Fields:
         terrain = _variable(path, {"typeOfLevel": "surface", "shortName": name})
         if terrain is not None:
             first = terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)
-            made["orog"] = _on_own_grid(first, next(iter(made.values())))
+            variable_of["orog"] = _on_own_grid(first, next(iter(variable_of.values())))
             break
-    return from_dataset(xarray.Dataset(made), str(path), options)
+    return from_dataset(xarray.Dataset(variable_of), str(path), options)
 
 
 def _require_one_grid(path: Path, height: int) -> None:

@@ -57,26 +57,26 @@ def restore_block_means(fine: torch.Tensor, low: torch.Tensor, factor: int) -> t
         fine: [n, c, H, W].
         low: [n, c, h, w], not negative.
     """
-    made = fine
+    corrected = fine
     for _ in range(BACK_PROJECTIONS):
-        made = made + bicubic(low - block_mean(made, factor), factor)
-    made = made + widen(low - block_mean(made, factor), factor)
-    positive = made.clamp_min(0.0)
+        corrected = corrected + bicubic(low - block_mean(corrected, factor), factor)
+    corrected = corrected + widen(low - block_mean(corrected, factor), factor)
+    positive = corrected.clamp_min(0.0)
     mean = block_mean(positive, factor)
     ratio = torch.where(mean > 0, low / mean.clamp_min(1e-12), torch.ones_like(low))
-    below = -functional.max_pool2d(-made, factor) < 0
+    below = -functional.max_pool2d(-corrected, factor) < 0
     scaled = torch.where(
         widen(mean > 0, factor), positive * widen(ratio, factor), widen(low, factor)
     )
-    return torch.where(widen(below, factor), scaled, made)
+    return torch.where(widen(below, factor), scaled, corrected)
 
 
 def interpolate(low: torch.Tensor, factor: int, constrained: bool) -> torch.Tensor:
     """Interpolate [n, c, h, w] m/s to [n, c, H, W] m/s: bicubic; if ``constrained``, with restored
     block means.
     """
-    made = bicubic(low, factor)
-    return restore_block_means(made, low, factor) if constrained else made
+    upsampled = bicubic(low, factor)
+    return restore_block_means(upsampled, low, factor) if constrained else upsampled
 
 
 def local_metres(

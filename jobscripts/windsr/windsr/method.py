@@ -229,7 +229,7 @@ class Method:
         whole = _filled(whole, self._multiple, self.preset.factor)
         size = max(1, CHUNK_PIXELS // (whole.base.shape[-1] * whole.base.shape[-2]))
         with torch.no_grad():
-            made = torch.cat(
+            speeds = torch.cat(
                 [
                     self._predict(
                         _part(whole, slice(k, k + size)), draw, net or self.nets.get("net")
@@ -238,7 +238,7 @@ class Method:
                 ]
             )[..., :rows, :columns]
             constrain = self.preset.constrained if draw.constrain is None else draw.constrain
-            return restore_block_means(made, low, self.preset.factor) if constrain else made
+            return restore_block_means(speeds, low, self.preset.factor) if constrain else speeds
 
     def _predict(self, case: FineCase, draw: Draw, net: nn.Module | None) -> torch.Tensor:
         """Return speeds, [n, members, H, W] m/s, not negative."""

@@ -18,7 +18,7 @@ def _unet(preset: Preset, inputs: int) -> nn.Module:
     """diffusers' U-Net on folded pixels, with ``inputs`` channels of the fine grid."""
     from diffusers.models.unets.unet_2d import UNet2DModel
 
-    made: nn.Module = UNet2DModel(
+    unet: nn.Module = UNet2DModel(
         sample_size=preset.patch // preset.fold,
         in_channels=inputs * preset.fold**2,
         out_channels=preset.fold**2,
@@ -32,7 +32,7 @@ def _unet(preset: Preset, inputs: int) -> nn.Module:
         norm_num_groups=preset.groups,
         dropout=preset.dropout,
     )
-    return made
+    return unet
 
 
 class Denoiser(nn.Module):

@@ -214,9 +214,9 @@ class PatchQueue:
             os.link(part, path)
         except FileExistsError:
             # a folder or model without a height is for that of the inputs
-            theirs = {"height": self.inputs.height, **json.loads(path.read_text())}
-            if theirs != json.loads(json.dumps(self.facts)):
-                other = ", ".join(key for key in self.facts if theirs.get(key) != self.facts[key])
+            recorded = {"height": self.inputs.height, **json.loads(path.read_text())}
+            if recorded != json.loads(json.dumps(self.facts)):
+                other = ", ".join(key for key in self.facts if recorded.get(key) != self.facts[key])
                 raise WindsrError(
                     f"{self.sampling.folder} holds patches of another sampling (other {other}); "
                     "give another folder, or remove that one."
@@ -255,7 +255,7 @@ class PatchQueue:
             k, tile = self.items[number]
             rows, columns = tile.slices
             noise.append(self.noise(k)[:, rows, columns])
-        made = (
+        results = (
             self.method.predict(
                 on[0],
                 on[1],
@@ -267,7 +267,9 @@ class PatchQueue:
             .cpu()
             .numpy()
         )
-        return sum(self.keep(number, members) for number, members in zip(todo, made, strict=True))
+        return sum(
+            self.keep(number, members) for number, members in zip(todo, results, strict=True)
+        )
 
     @lru_cache(maxsize=2)  # noqa: B019
     def seen(self, field: int) -> NDArray[np.float32] | None:
@@ -283,8 +285,8 @@ class PatchQueue:
         if not preset.constrained:
             return None
         low = torch.from_numpy(np.ascontiguousarray(self.inputs.low[field]))[None, None]
-        made: NDArray[np.float32] = interpolate(low, preset.factor, True)[0, 0].numpy()
-        return made
+        interpolated: NDArray[np.float32] = interpolate(low, preset.factor, True)[0, 0].numpy()
+        return interpolated
 
     @lru_cache(maxsize=2)  # noqa: B019
     def noise(self, field: int) -> torch.Tensor:
@@ -329,7 +331,7 @@ class PatchQueue:
         for number, (k, tile) in enumerate(self.items):
             rows, columns = tile.slices
             sums[k, :, rows, columns] += np.load(self.file(number)) * self.weight(tile)
-        made = torch.from_numpy((sums / weights).astype(np.float32))
+        fields = torch.from_numpy((sums / weights).astype(np.float32))
         if self.method.preset.constrained:
             # the block means of each patch are exact, but not where patches overlap
             factor = self.method.preset.factor
@@ -337,13 +339,13 @@ class PatchQueue:
             low = torch.from_numpy(self.inputs.low)[:, None]
             if base is not None:
                 low = block_mean(torch.from_numpy(base)[:, None], factor)
-            made = torch.stack(
+            fields = torch.stack(
                 [
                     restore_block_means(one[:, None], mean[None], factor)[:, 0]
-                    for one, mean in zip(made, low, strict=True)
+                    for one, mean in zip(fields, low, strict=True)
                 ]
             )
-        return made.numpy()
+        return fields.numpy()
 
     def weight(self, tile: Tile) -> NDArray[np.float64]:
         """Return the weight of a patch's pixels where patches overlap, [size, size]."""

@@ -78,21 +78,21 @@ class Esrgan(Method):
     def _made(self, case: FineCase, net: Any) -> torch.Tensor:
         ground = self._ground(case.terrain)
         low = self._low(case.low, case.unit)
-        made: torch.Tensor = net(low, torch.cat(ground, dim=1) if ground else None).float()
-        return made
+        fine: torch.Tensor = net(low, torch.cat(ground, dim=1) if ground else None).float()
+        return fine
 
     def losses(
         self, batch: Mapping[str, torch.Tensor], nets: Mapping[str, Network]
     ) -> dict[str, torch.Tensor]:
         case = self._case_of(batch)
         target = self._target(batch["truth"], case.base, case.unit)
-        made = self._made(case, nets["net"])
+        generated = self._made(case, nets["net"])
         critic = nets["critic"]
         real = critic(target)
         return {
-            "net": functional.l1_loss(made, target)
-            + CRITIC_WEIGHT * functional.softplus(real.detach() - critic(made)).mean(),
-            "critic": functional.softplus(critic(made.detach()) - real).mean(),
+            "net": functional.l1_loss(generated, target)
+            + CRITIC_WEIGHT * functional.softplus(real.detach() - critic(generated)).mean(),
+            "critic": functional.softplus(critic(generated.detach()) - real).mean(),
         }
 
     def _predict(self, case: FineCase, draw: Draw, net: Any) -> torch.Tensor:

@@ -58,7 +58,7 @@ def make_whole(
     ground = torch.from_numpy(np.ascontiguousarray(terrain))[None, None].expand(
         len(low), -1, -1, -1
     )
-    made = method.predict(
+    speeds = method.predict(
         low.to(device),
         ground.to(device),
         range(len(low)),
@@ -66,5 +66,5 @@ def make_whole(
         base=None if base is None else base.to(device),
         **more,  # type: ignore[arg-type]
     )
-    fields: NDArray[np.float32] = made.cpu().numpy().astype(np.float32)
+    fields: NDArray[np.float32] = speeds.cpu().numpy().astype(np.float32)
     return fields

@@ -71,7 +71,7 @@ class ServiceValues:
             self._state.repository.save(run, values_until=until, lasting_values=lasting)
         return sentence
 
-    def look(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Let values lapse whose time is over. Call it about every half second."""
         for run in list(self._state.runs.values()):
             until = run.row.values_until

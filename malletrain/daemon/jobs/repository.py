@@ -198,7 +198,7 @@ class Retention:
         self.keep_logs_s = keep_logs_s
         self._due = 0.0
 
-    def look(self, now: float) -> int:
+    def delete_old(self, now: float) -> int:
         """Delete what is old if a check is due. Return the number of deleted rows, and of jobs
         whose logs were deleted.
         """

@@ -191,7 +191,7 @@ class AgentHandlers:
         """
         state, limit = self._state, self._state.config.daemon.agent_timeout
         now = state.clock.now()
-        self._commands.look(now)
+        self._commands.tick(now)
         if self.adopting is None and self._partitioned():
             return
         for agent in self._state.agents:
@@ -205,13 +205,13 @@ class AgentHandlers:
                 with self._transactions.begin():
                     state.layouts.give_up(run)
         with self._transactions.begin():
-            self.arrivals.look(now)
+            self.arrivals.tick(now)
         self.probes.tick(now)
         if self.adopting is None:
-            self.farms.look(now)
-            self.values.look(now)
+            self.farms.tick(now)
+            self.values.expire(now)
             for watch in self._watches:
-                watch.look(now)
+                watch.check(now)
 
     def _partitioned(self) -> bool:
         """Whether the daemon is cut off from its agents now."""

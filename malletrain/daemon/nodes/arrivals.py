@@ -101,7 +101,7 @@ class Arrivals:
         if keys is not None and agent.gone_at is None:
             self._send_warm_up_if_needed(agent, self.interpreters_for(agent.owner), now)
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Make nodes available whose wait is over. If the set of jobs has changed, send warm-up
         requests to agents that lack an interpreter.
         """

@@ -194,7 +194,7 @@ class RelayedCommands:
             if command.lease == lease:
                 command.end(None, INTERRUPTED)
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """End the commands whose job has left their node, and those whose client has gone. Call it
         about every half second. ``now``: time, seconds.
         """

@@ -274,7 +274,7 @@ class Farms:
 
     # --- time ---
 
-    def look(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Take tasks back from nodes that do not hold their job any more, and value the nodes of
         farms. Call it about every half second.
         """
@@ -285,12 +285,14 @@ class Farms:
             del self._farms[job]
         for run in [run for run in state.runs.values() if run.spec.farm is not None]:
             farm = self.of(run)
-            gone = [node for node in farm.queue.workers() if not self._holds(node, run.row.id)]
+            lost_nodes = [
+                node for node in farm.queue.workers() if not self._holds(node, run.row.id)
+            ]
             with self._transactions.begin():
-                for node in gone:
+                for node in lost_nodes:
                     farm.nodes.pop(node, None)
                     state.store.tasks.put_back(run.row.id, farm.queue.lose(node, now))
-                if gone:
+                if lost_nodes:
                     self._hand_out(run, farm, now)
                 self._give_back(run, farm)
                 self._revalue(run, farm, now)
@@ -406,7 +408,7 @@ class Farms:
         return bool(farm.queue.unfinished)
 
     def _fails_again(self, farm: Farm, node: str) -> None:
-        """Want a rejected node no more on which a task has failed since it came back."""
+        """Stop wanting a rejected node if a task has failed on it since the node came back."""
         if farm.queue.failing.trust(node) is Trust.REJECTED:
             farm.unwanted.add(node)
 

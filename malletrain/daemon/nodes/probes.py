@@ -151,7 +151,7 @@ class Bandwidth:
         self._probes = probes
         self._due: dict[str, float] = {}
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Begin the measurements that are due. Call it about every half second."""
         interface_for = self._state.config.nodes.interface_for
         pairs: dict[str, list[str]] = {}

@@ -72,7 +72,7 @@ class SlowLinkWatch:
         self._probes = probes
         self._classes: dict[str, _Class] = {}
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Begin the measurements that are due. Call it about every half second."""
         config = self._state.config
         if slow_node_policy(config) == "off" or not config.nodes.link_every:
@@ -310,7 +310,7 @@ class SlowNodeWatch:
         elif record.steps > worker.now.steps:
             worker.now = record
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Compare the nodes of finished windows. Call it about every half second."""
         for job, round_ in list(self._rounds.items()):
             run = self._state.runs.get(job)

@@ -137,7 +137,7 @@ class HungSteps:
         self._rhythms: dict[str, _Rhythm] = {}
         self._last_check_at: float | None = None
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Check all jobs. Call it about every half second, while agents can be heard."""
         state = self._state
         elapsed_s = now - self._last_check_at if self._last_check_at is not None else 0.0
@@ -388,7 +388,7 @@ class StuckRounds:
         self._probes = probes
         self._watches: dict[str, _Watch] = {}
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Check the rounds of all jobs. Call it about every half second, while agents can be
         heard.
         """

@@ -71,8 +71,8 @@ class Login:
 
     async def answer(self, key: str, request: messages.Request) -> messages.Reply:
         """Return the reply to one request of the client with this key. Errors in the request are
-        reported in the reply. The client learns of the list of users only whether its own key is in
-        an ignored line.
+        reported in the reply. Of the list of users, the reply reveals only whether the client's own
+        key is in an ignored line.
         """
         if request.op != "login" or self._munge is None:
             data = {"munge": self._munge is not None}

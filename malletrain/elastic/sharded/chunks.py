@@ -61,7 +61,7 @@ class Chunk:
         )
 
     def split(self, max_elements: int) -> Iterator[Chunk]:
-        """Yield boxes of at max_elements ``max_elements`` elements (at least one), in order."""
+        """Yield boxes of at most ``max_elements`` elements (at least one), in order."""
         if self.elements <= max(1, max_elements):
             if self.elements:
                 yield self

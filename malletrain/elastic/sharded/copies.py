@@ -128,12 +128,12 @@ def _swap(own: Parts, to: int, source: int, world: Any) -> Parts:
     header_tensor = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     their_header = torch.empty(int(their_length), dtype=torch.uint8)
     _send_and_receive([header_tensor], to, [their_header], source, world)
-    theirs: dict[str, list[tuple[Chunk, torch.Tensor]]] = {
+    received: dict[str, list[tuple[Chunk, torch.Tensor]]] = {
         key: [(chunk, torch.empty(chunk.sizes, dtype=dtype)) for chunk, dtype in boxes]
         for key, boxes in pickle.loads(their_header.numpy().tobytes()).items()
     }
-    _send_and_receive(_flat(own), to, _flat(theirs), source, world)
-    return theirs
+    _send_and_receive(_flat(own), to, _flat(received), source, world)
+    return received
 
 
 def _flat(parts: Parts) -> list[torch.Tensor]:

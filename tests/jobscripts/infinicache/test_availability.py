@@ -28,11 +28,11 @@ def test_by_hand():
 def test_more_gone_is_worse_and_more_parity_better(nodes, data):
     chunks = data.draw(st.integers(1, nodes))
     spare = data.draw(st.integers(0, chunks))
-    gone = data.draw(st.integers(0, nodes - 1))
-    here = loss_probability(nodes, chunks, spare, gone)
+    lost_nodes = data.draw(st.integers(0, nodes - 1))
+    here = loss_probability(nodes, chunks, spare, lost_nodes)
     assert 0 <= here <= 1
-    assert loss_probability(nodes, chunks, spare, gone + 1) >= here - 1e-12
-    assert loss_probability(nodes, chunks, spare + 1, gone) <= here + 1e-12
+    assert loss_probability(nodes, chunks, spare, lost_nodes + 1) >= here - 1e-12
+    assert loss_probability(nodes, chunks, spare + 1, lost_nodes) <= here + 1e-12
 
 
 def test_monte_carlo_agrees_with_the_formula_for_one_event():
@@ -77,18 +77,20 @@ def test_expected_losses_add_up():
 def test_copies_are_gone_with_both_their_nodes():
     """Against every way in which nodes can go and copies can lie, for a small pool."""
     nodes, chunks, spare = 5, 3, 1
-    for gone in range(nodes + 1):
+    for lost_nodes in range(nodes + 1):
         lost = total = 0
-        for taken in itertools.combinations(range(nodes), gone):
+        for taken in itertools.combinations(range(nodes), lost_nodes):
             for peers in itertools.product(range(nodes), repeat=chunks):
                 if any(peer == own for own, peer in enumerate(peers)):
                     continue
                 total += 1
                 lost += sum(own in taken and peers[own] in taken for own in range(chunks)) > spare
-        assert loss_with_copies(nodes, chunks, spare, gone, 1.0) == pytest.approx(lost / total)
-    for gone in range(13):
-        assert loss_with_copies(20, 12, 2, gone, 0.0) == pytest.approx(
-            loss_probability(20, 12, 2, gone)
+        assert loss_with_copies(nodes, chunks, spare, lost_nodes, 1.0) == pytest.approx(
+            lost / total
+        )
+    for lost_nodes in range(13):
+        assert loss_with_copies(20, 12, 2, lost_nodes, 0.0) == pytest.approx(
+            loss_probability(20, 12, 2, lost_nodes)
         )
 
 

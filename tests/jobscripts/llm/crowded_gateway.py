@@ -112,7 +112,7 @@ def crowded_gateway(folder: Path) -> Iterator[GatewaySite]:
             ),
             "the replica is known to have failed",
         )
-        made.loop.call(made.gateway.overviews.look)
+        made.loop.call(made.gateway.overviews.record)
         try:
             yield made
         finally:

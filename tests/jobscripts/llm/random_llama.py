@@ -83,7 +83,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def main() -> None:
     """Write it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

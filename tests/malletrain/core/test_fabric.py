@@ -1,4 +1,4 @@
-"""Which network a round goes by: tables of nodes and what is chosen for them."""
+"""Which network a round uses: tables of nodes and what is chosen for them."""
 
 import pytest
 from hypothesis import given
@@ -34,9 +34,9 @@ def chosen(fabric):
     [
         ("auto", BOTH, "ib0", "ib0 (10.1.0.0/24, 100 Gbit/s), the fastest network that all 2"),
         ("auto", MIXED, "eth0", "eth0 (10.77.0.0/16, 1 Gbit/s), the fastest network that all 3"),
-        ("ib0", BOTH, "ib0", "goes by ib0, as configured"),
+        ("ib0", BOTH, "ib0", "uses ib0, as configured"),
         ("ib0", MIXED, None, "n3 has no ib0"),
-        ("10.77.0.0/16", MIXED, "eth0", "goes by 10.77.0.0/16"),
+        ("10.77.0.0/16", MIXED, "eth0", "uses 10.77.0.0/16"),
         ("10.9.0.0/16", BOTH, None, "n[1-2] have no 10.9.0.0/16"),
         ("auto", {"n1": (LO,), "n2": (LO,)}, None, "No network is known that all 2"),
         ("auto", {"n1": (eth(1),), "n2": ()}, None, "No network is known"),

@@ -72,7 +72,7 @@ def test_a_node_to_which_the_word_did_not_come_is_told_again(start, agent, notic
     daemon = start(machine)
     arrivals = daemon.components.agent_handlers.arrivals
     if noticed:  # nothing is looked at but what the agent says
-        daemon.call(lambda: setattr(arrivals, "look", lambda now: None))
+        daemon.call(lambda: setattr(arrivals, "tick", lambda now: None))
     job = daemon.submit("ann", python="/env/bin/python")
     [lease] = until(lambda: list(machine.leases), "the lease")
     one = agent(daemon, lease)

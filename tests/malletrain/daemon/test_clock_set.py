@@ -180,5 +180,5 @@ def test_what_is_too_old_is_looked_for_also_after_the_clock_was_set_back(tmp_pat
     )
     retention = Retention(store, tmp_path, 60.0, 0.0)
     for now in (9000.0, 9010.0, 1000.0, 1010.0):
-        retention.look(now)
+        retention.delete_old(now)
     assert looks == [8940.0, 940.0]

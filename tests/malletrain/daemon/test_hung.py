@@ -91,7 +91,7 @@ class Site:
                 last = self.now
                 for rank in ranks:
                     self.samples[rank] += 1.0
-            self.hung.look(self.now)
+            self.hung.check(self.now)
 
     def silence(self, seconds):
         self.train(self.now + seconds, every=1e9)

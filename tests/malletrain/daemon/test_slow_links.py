@@ -87,7 +87,7 @@ class LinkSite:
 
     def look(self, seconds=EVERY_S):
         self.now += seconds
-        self.watch.look(self.now)
+        self.watch.check(self.now)
 
     def play(self, times):
         for _ in range(times):

@@ -69,7 +69,7 @@ class SlowSite:
             generation = self.run.rounds.generation
             counts = (self.steps[node] * 8.0, self.steps[node], 8.0, 0.0, self.now, reported_busy)
             self.watch.heard(node, self.run, Progress("j1", generation, rank, 7, *counts))
-        self.watch.look(self.now)
+        self.watch.check(self.now)
 
     def pass_windows(self, busy, count=MIN_SLOW_WINDOWS + 1, **more):
         for _ in range(count):

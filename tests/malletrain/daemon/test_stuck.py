@@ -98,7 +98,7 @@ class Site:
     def at(self, now):
         self.now = now
         self.probes.tick(now)
-        self.stuck.look(now)
+        self.stuck.check(now)
         self.agents.answer()
 
 
@@ -240,7 +240,7 @@ def test_where_agents_do_not_answer_nobody_says_that_nodes_reach_each_other(deaf
 def test_what_is_found_out_too_late_is_not_acted_on(change):
     site = at_work(10.0)
     site.now = 10.0 + LIMIT
-    site.stuck.look(site.now)
+    site.stuck.check(site.now)
     vars(site.run.rounds).update(change)
     site.agents.answer()
     assert site.agents.trials
@@ -292,8 +292,8 @@ def test_steps_made_while_the_ways_are_tried_count():
     site = Site(shut=[("a", "b")])
     site.at(0.0)
     site.now = LIMIT
-    site.stuck.look(LIMIT)
+    site.stuck.check(LIMIT)
     site.reports(5.0)
-    site.stuck.look(LIMIT + 1)
+    site.stuck.check(LIMIT + 1)
     site.agents.answer()
     assert not site.fed

@@ -140,7 +140,7 @@ class Past:
 def test_follower_begins_with_the_newest_and_reads_all_that_is_new():
     source = Past(5000)
     follower = Follower(Screen(), source)
-    assert [e.seq for e in follower.look()][::199] == [4801, 5000]
+    assert [e.seq for e in follower.update()][::199] == [4801, 5000]
     source.total = 7500
-    assert len(follower.look()) == 2500
-    assert follower.look() == []
+    assert len(follower.update()) == 2500
+    assert follower.update() == []

@@ -41,17 +41,17 @@ class Waiting:
 
 def test_the_second_waits_and_takes_over_and_both_are_told(url):
     first = own(url, "the first", pytest.fail)
-    assert first.look() == []
+    assert first.check() == []
     seen = []
 
     def ends():
-        seen.extend(first.look())
+        seen.extend(first.check())
         first.close()
 
     second = Waiting(url, ends)
     assert second.holders == ["the first"]
     assert seen == ["the second"]
-    assert second.owned.look() == []
+    assert second.owned.check() == []
     fence = [FENCE_S] if url.startswith("postgresql") else []
     assert second.slept[-len(fence) :] == fence or not fence
     second.owned.close()
@@ -90,7 +90,7 @@ def test_an_owner_that_is_silent_for_long_is_cut_off(monkeypatch):
         second = Waiting(server.url, lambda: None)
         assert second.holders == ["the first"]
         with pytest.raises(StoreError, match="Another daemon may have the database"):
-            first.look()
+            first.check()
         second.owned.close()
 
 
@@ -113,7 +113,7 @@ def test_an_owner_without_a_name_for_a_moment_is_not_another_owner(monkeypatch):
 
 def test_databases_without_such_a_lock_are_not_locked():
     for _ in range(2):
-        assert ownership.own("sqlite://", "one", pytest.fail).look() == []
+        assert ownership.own("sqlite://", "one", pytest.fail).check() == []
 
 
 @pytest.mark.parametrize("command", [["vacuum"], ["restore", "copy.db"], ["adopt"]])

@@ -61,17 +61,17 @@ def test_much_goes_piece_by_piece(url, monkeypatch, tmp_path):
     monkeypatch.setattr("malletrain.store.store.ROWS_AT_ONCE", 1)
     with filled(url) as store:
         cleanup = Retention(store, tmp_path / "logs", keep_s=1000.0, keep_logs_s=0.0)
-        assert cleanup.look(1450.0) == 2
-        assert cleanup.look(1450.0 + NEXT_BATCH_S / 2) == 0
-        assert [cleanup.look(1450.0 + NEXT_BATCH_S * k) for k in (1, 2, 3, 4)] == [2, 2, 2, 0]
+        assert cleanup.delete_old(1450.0) == 2
+        assert cleanup.delete_old(1450.0 + NEXT_BATCH_S / 2) == 0
+        assert [cleanup.delete_old(1450.0 + NEXT_BATCH_S * k) for k in (1, 2, 3, 4)] == [2, 2, 2, 0]
         assert [job.id for job in store.list_jobs()] == ["j5"], "one that runs is never old"
-        assert cleanup.look(1450.0 + INTERVAL_S) == 0
+        assert cleanup.delete_old(1450.0 + INTERVAL_S) == 0
 
 
 def test_for_ever(url, tmp_path):
     logs = written_logs(tmp_path, j1=100.0)
     with filled(url) as store:
-        assert Retention(store, logs, keep_s=0.0, keep_logs_s=0.0).look(1e12) == 0
+        assert Retention(store, logs, keep_s=0.0, keep_logs_s=0.0).delete_old(1e12) == 0
         assert len(store.list_jobs()) == 5
     assert names(logs) == ["j1"]
 
@@ -96,17 +96,17 @@ def test_logs_of_ended_jobs_are_deleted_after_their_time(url, tmp_path):
     logs = written_logs(tmp_path, j1=100.0, j2=200.0, j5=100.0, j77=300.0, j78=1.0)
     with filled(url) as store:
         cleanup = Retention(store, logs, keep_s=0.0, keep_logs_s=1000.0)
-        assert cleanup.look(1150.0) == 2
+        assert cleanup.delete_old(1150.0) == 2
         assert names(logs) == ["j2", "j5", "j77"], "j5 has not ended, j77 is recent"
-        assert cleanup.look(1150.0 + NEXT_BATCH_S) == 0
-        assert cleanup.look(1350.0 + INTERVAL_S) == 2
+        assert cleanup.delete_old(1150.0 + NEXT_BATCH_S) == 0
+        assert cleanup.delete_old(1350.0 + INTERVAL_S) == 2
     assert names(logs) == ["j5"]
 
 
 def test_logs_go_with_their_job(url, tmp_path):
     logs = written_logs(tmp_path, j1=100.0, j2=2000.0)
     with filled(url) as store:
-        Retention(store, logs, keep_s=1000.0, keep_logs_s=5000.0).look(1150.0)
+        Retention(store, logs, keep_s=1000.0, keep_logs_s=5000.0).delete_old(1150.0)
         assert "j1" not in [job.id for job in store.list_jobs()]
     assert names(logs) == ["j2"]
 

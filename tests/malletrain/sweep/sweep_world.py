@@ -128,7 +128,7 @@ class WorldJobs:
 
         return self._called(act)
 
-    def look(self, ids):
+    def states(self, ids):
         return self._called(
             lambda: {i: TrialJob(i, self.jobs[i].state if i in self.jobs else "lost") for i in ids}
         )

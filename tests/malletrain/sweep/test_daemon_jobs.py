@@ -65,11 +65,11 @@ def test_of_a_job_that_has_ended_since_the_last_news_all_is_asked_for(world):
     world.say(measured(job, (1, 0.5)))
     with RecordingJobs(world.daemon.client("ann")) as jobs:
         jobs.wait([job], NEVER_S)
-        jobs.look([job])
+        jobs.states([job])
         assert jobs.points(job, "loss", -1) == [(1, 0.5)]
         world.say(measured(job, (2, 0.4), (3, 0.3)))
         world.daemon.client("ann").cancel(job)
-        assert jobs.look([job])[job].ended
+        assert jobs.states([job])[job].ended
         assert jobs.points(job, "loss", 1) == [(2, 0.4), (3, 0.3)]
 
 
@@ -94,7 +94,7 @@ def test_an_end_is_news_and_what_it_was_is_known(world):
         jobs.wait([job, other], NEVER_S)
         jobs.cancel(other, "its trial was pruned")
         jobs.wait([job, other], NEVER_S)
-        views = jobs.look([job, other, "j99"])
+        views = jobs.states([job, other, "j99"])
     assert {name: seen.state for name, seen in views.items()} == {
         job: "running",
         other: "cancelled",
@@ -127,7 +127,7 @@ def test_a_daemon_that_cannot_answer_now_has_not_lost_the_trials(tmp_path, code)
         fake.answers["job"] = fake.answers["cancel"] = refuse
         with DaemonJobs(fake.state_dir) as jobs:
             with pytest.raises(JobsAway):
-                jobs.look(["j1"])
+                jobs.states(["j1"])
             with pytest.raises(JobsAway):
                 jobs.cancel("j1", "pruned")
     finally:

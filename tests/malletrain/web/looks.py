@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
-from malletrain.render.follow import Look
+from malletrain.render.follow import PollAnswers
 
 
 def job(number=1, state="running", owner="ann", **more):
@@ -40,4 +40,4 @@ def look(now, jobs=(), nodes=(), events=()):
     status = StatusView(
         "1", 1, "boot", 0.0, now, "local", 0, len(nodes), 0, {}, 0.0, 0.0, 0, 0, now, ""
     )
-    return Look(status, list(jobs), list(nodes), list(events))
+    return PollAnswers(status, list(jobs), list(nodes), list(events))

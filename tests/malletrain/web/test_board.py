@@ -53,7 +53,7 @@ def test_changes_add_up_to_what_there_is(looks):
             else:
                 job_views = [job(int(n), state) for n, state in jobs.items()]
                 node_views = [node(n, state) for n, state in nodes.items()]
-                board.look(look(float(k), job_views, node_views, [event(k, "job-notice")]), None)
+                board.update(look(float(k), job_views, node_views, [event(k, "job-notice")]), None)
             always.take(board.since(always.version))
             if asks:
                 sometimes.take(board.since(sometimes.version))
@@ -71,7 +71,7 @@ def test_changes_add_up_to_what_there_is(looks):
 def test_who_is_far_behind_gets_everything():
     board = Board("ann")
     for k in range(MAX_CHANGES + 5):
-        board.look(look(float(k), [job(k)]), None)
+        board.update(look(float(k), [job(k)]), None)
     (change,) = board.since(1)
     assert change.full
     assert [each.id for each in change.jobs] == [f"j{MAX_CHANGES + 4}"]

@@ -36,7 +36,7 @@ def test_changes_are_shown_in_the_same_way():
     board = Board("site")
     events = [event(1, "job-failed", on="j1"), event(2, "job-failed", on="j2")]
     late = event(3, "job-failed", on="j9")
-    board.look(look(1.0, [job(1, owner="ann"), job(2, owner="bob")], (), [*events, late]), None)
+    board.update(look(1.0, [job(1, owner="ann"), job(2, owner="bob")], (), [*events, late]), None)
     owners = {each.id: each.owner for each in board.jobs.values()}
     change = ANN.change(board.everything(), owners)
     assert [each.metrics for each in change.jobs] == [{"loss": 0.5}, {}]
@@ -60,7 +60,7 @@ def test_what_is_said_to_operators_is_not_shown_to_others():
         shares=(ShareView("bobs", 1.0, 2.0, 3.0, 1.0),),
         late={"j1": "Ann's is late.", "j2": "Bob's is late.", "j9": "Whose is late?"},
     )
-    board.look(dataclasses.replace(seen, status=status), None)
+    board.update(dataclasses.replace(seen, status=status), None)
     assert Viewer("site", "site").machine(board.machine, {}).status == status
     owners = {"j1": "ann", "j2": "bob"}
     shown = ANN.machine(board.machine, owners)

@@ -408,11 +408,11 @@ class GatewayDatabase:
             parts: dict[bool, list[bytes]] = {False: [], True: []}
             for answer, failed in connection.execute(query):
                 parts[bool(failed)].append(bytes(answer) + b"\n")
-            made: dict[bool, str | None] = {}
+            file_of: dict[bool, str | None] = {}
             for failed, name in ((False, "output"), (True, "error")):
                 content = b"".join(parts[failed])
                 file_name = f"{batch_id}_{name}.jsonl"
-                made[failed] = (
+                file_of[failed] = (
                     _add_file(connection, row.user, file_name, "batch_output", content).id
                     if content
                     else None
@@ -424,8 +424,8 @@ class GatewayDatabase:
                 .values(
                     status=status,
                     ended=time.time(),
-                    output_file=made[False],
-                    error_file=made[True],
+                    output_file=file_of[False],
+                    error_file=file_of[True],
                 )
             )
 

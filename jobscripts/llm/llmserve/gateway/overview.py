@@ -176,10 +176,10 @@ class Overviews:
     async def run(self) -> None:
         """Check the replicas until it is cancelled."""
         while True:
-            self.look()
+            self.record()
             await asyncio.sleep(LOOK_S)
 
-    def look(self) -> None:
+    def record(self) -> None:
         """Record the errors of replicas and the number of generated tokens."""
         now = self._clock()
         for model in self._admission.models.values():

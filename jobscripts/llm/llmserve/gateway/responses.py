@@ -177,14 +177,14 @@ async def answer_parts(opened: OpenRequest, interval_s: float) -> AsyncGenerator
     is_silent, last_at = True, 0.0
     timer: asyncio.TimerHandle
 
-    def look() -> None:
+    def end_silence() -> None:
         nonlocal is_silent, timer
         if is_silent:
             stream.add(AnswerPart("", ()))
         is_silent = True
-        timer = loop.call_later(interval_s, look)
+        timer = loop.call_later(interval_s, end_silence)
 
-    timer = loop.call_later(interval_s, look)
+    timer = loop.call_later(interval_s, end_silence)
     try:
         async for part in stream:
             if part.ids:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -156,15 +156,21 @@ class SlowLinks:
             r.at > since and r.mbit * MAX_RECOVERED_SLOWDOWN >= usual for r in newest
         )
 
-    def next_pair(self, groups: Mapping[str, Sequence[str]]) -> tuple[str, str, str] | None:
+    def next_pair(
+        self, groups: Mapping[str, Sequence[str]], host_of: Callable[[str], str] = str
+    ) -> tuple[str, str, str] | None:
         """Return the next pair to measure: (group, node, partner). The node is the one measured
-        least recently; the partner is the member of its group that it was measured with least
-        recently.
+        least recently; the partner is the member of its group on another host that it was measured
+        with least recently. None if there is no such pair.
+
+        Args:
+            groups: group → its nodes.
+            host_of: returns the host of a node. No link is between slots of one host.
         """
         due = [
             (self._last_measured_at(node), k, group, node)
             for group, members in groups.items()
-            if len(members) > 1
+            if len(set(map(host_of, members))) > 1
             for k, node in enumerate(members)
         ]
         if not due:
@@ -176,7 +182,8 @@ class SlowLinks:
             other = groups[group][k]
             return (last_measured.get(other, -math.inf), self._last_measured_at(other), k)
 
-        others = [k for k, other in enumerate(groups[group]) if other != node]
+        host = host_of(node)
+        others = [k for k, other in enumerate(groups[group]) if host_of(other) != host]
         return group, node, groups[group][min(others, key=sort_key)]
 
     def _last_measured_at(self, node: str) -> float:

@@ -7,7 +7,7 @@ stages, and decides how a preemption shortens them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -29,7 +29,7 @@ gone.
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """Time limits in seconds."""
+    """Time limits in seconds, and the hosts of nodes."""
 
     warmup_s: float = 60.0
     """Maximum time for joiners to start while the others train, or while no node can train without
@@ -51,6 +51,17 @@ class RoundSettings:
     """
     stop_s: float = 5.0
     """Time between SIGTERM and SIGKILL."""
+    host_of: Callable[[str], str] = str
+    """Returns the host of a node. Several slots can have one host; a whole node is its own."""
+
+    def by_host(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return the nodes with those of one host beside each other, and otherwise in their order:
+        the first node stays first.
+        """
+        on_host: dict[str, list[str]] = {}
+        for node in nodes:
+            on_host.setdefault(self.host_of(node), []).append(node)
+        return tuple(node for names in on_host.values() for node in names)
 
     def drain_limit_s(self, within_s: float | None) -> float:
         """Return the seconds for a drain if a node is gone in ``within_s`` (None: no node

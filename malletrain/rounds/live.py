@@ -299,6 +299,13 @@ class LiveRounds(RestartRounds):
         # If no round is formed, no later event releases the leavers.
         return actions + self._release_leavers() if self.stage is RoundStage.IDLE else actions
 
+    def _next_members(self) -> tuple[str, ...]:
+        """Return the members of the next round in rank order. Those that hold state come first and
+        keep their order; behind them the joiners of one host are neighbours.
+        """
+        staying, joining = self._staying_and_joining()
+        return (*staying, *self.settings.by_host(joining))
+
     def _keep_for_one_round(self) -> None:
         """Keep leavers that hold the state for one more round, in which they pass it on."""
         for node in sorted(self._leavers.keys() - self.holdings.unreachable):

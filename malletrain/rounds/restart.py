@@ -466,8 +466,15 @@ class RestartRounds(RoundMachine, NodeHolder):
         return [*actions, SaveRound(self.generation, ready, because_lost), *self._invite(ready[0])]
 
     def _next_members(self) -> tuple[str, ...]:
+        """Return the members of the next round in rank order. Workers start again, so that ranks
+        are free to change: those of one host are neighbours.
+        """
+        staying, joining = self._staying_and_joining()
+        return self.settings.by_host((*staying, *joining))
+
+    def _staying_and_joining(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         staying = (*self.survivors(), *self.holdings.givers)
-        return (*staying, *(n for n in self.target if n not in staying and self.ready(n)))
+        return staying, tuple(n for n in self.target if n not in staying and self.ready(n))
 
     def _invite(self, node: str) -> list[Action]:
         """Send ``node`` the round that is being formed, unless it cannot take part yet. A

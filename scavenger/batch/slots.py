@@ -13,8 +13,9 @@ a name, a class (the kind) and a topology group (the host). Pure: asks no schedu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from scavenger.batch.rules import NodeFacts
@@ -26,6 +27,8 @@ MiB; any other name: a generic resource as the scheduler names it, such as ``gpu
 ``shard``. A typed resource counts under both names.
 """
 CPUS, MEMORY_MB = "cpus", "memory_mb"
+NO_PARTS: Mapping[str, Sequence[int]] = MappingProxyType({})
+NO_HOSTS: Mapping[str, Mapping[str, DeviceParts]] = MappingProxyType({})
 ANY, OWN_USER, NOBODY, PARTITION = "any", "own-user", "nobody", "partition:"
 """Values of :attr:`SlotKind.beside`; the last one is followed by names of partitions or queues,
 separated by commas.
@@ -65,6 +68,19 @@ class Neighbour(NamedTuple):
     """Partition or queue in which it runs."""
 
 
+class DeviceParts(NamedTuple):
+    """The devices of a host whose parts are a resource, such as the GPUs whose shards are."""
+
+    device: str
+    """Name of the resource that such a device is as a whole."""
+    total: Sequence[int]
+    """Amount that each device has."""
+    free: Sequence[int]
+    """Amount that is idle on each device that can be divided now. Others are allocated as a
+    whole, or it is not known how much of them is.
+    """
+
+
 @dataclass(frozen=True)
 class HostResources:
     """The main scheduler's report about the resources of one host."""
@@ -78,6 +94,10 @@ class HostResources:
     closed: str = ""
     """Why no further job can start on the host, for example because a job has exclusive use of it;
     empty if one can.
+    """
+    parts: Mapping[str, DeviceParts] = field(default_factory=dict)
+    """Resource whose amounts are parts of devices, such as ``shard`` → these devices. A slot has
+    its amount of one device.
     """
     free_memory_mb: int | None = None
     """Memory of the host that is neither in use nor page cache, MiB; None: not known. Other idle
@@ -94,11 +114,23 @@ class LeasedSlot(NamedTuple):
     """Whether it runs, so that its amounts are among the used ones; otherwise it waits."""
 
 
-def capacity(total: Amounts, amounts: Amounts) -> int:
-    """Return how many slots of these amounts fit into ``total``."""
-    return max(
-        0, min((total.get(name, 0) // amount for name, amount in amounts.items()), default=0)
+def capacity(
+    total: Amounts, amounts: Amounts, parts: Mapping[str, Sequence[int]] = NO_PARTS
+) -> int:
+    """Return how many slots of these amounts fit into ``total``.
+
+    Args:
+        total: what there is.
+        amounts: what a slot has.
+        parts: resource whose amounts are parts of devices → amount of each device.
+    """
+    counts = (
+        sum(part // amount for part in parts[name])
+        if name in parts
+        else total.get(name, 0) // amount
+        for name, amount in amounts.items()
     )
+    return max(0, min(counts, default=0))
 
 
 def parts_of_hosts(slots: Iterable[str]) -> dict[str, float]:
@@ -141,20 +173,25 @@ def slot_facts(
     """
     kinds = [kind for kind in kinds if kind.covers(host.name)]
     free = {name: total - use.used.get(name, 0) for name, total in use.total.items()}
+    free_parts = {name: list(parts.free) for name, parts in use.parts.items()}
     for kind in kinds:
         # A waiting lease will soon have its resources.
         waiting = sum(not s.runs for name, s in leased.items() if kind_of(name) == kind.name)
         for resource, amount in kind.amounts.items():
             if waiting and resource in free:
                 free[resource] -= waiting * amount
+        for name, parts in use.parts.items():
+            for _ in range(waiting):
+                _divide(free, free_parts[name], kind, name, parts)
+    totals = {name: parts.total for name, parts in use.parts.items()}
     facts = []
     waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
-        fitting = 0 if use.closed else capacity(free, kind.amounts)
+        fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
         beside = neighbour_reason(kind, use.neighbours, owner)
         names = [
             slot_name(host.name, kind.name, number)
-            for number in range(capacity(use.total, kind.amounts))
+            for number in range(capacity(use.total, kind.amounts, totals))
         ]
         idle_count = 0
         # The host may have had more resources when these were leased.
@@ -177,6 +214,26 @@ def slot_facts(
                 )
             )
     return facts
+
+
+def _divide(
+    free: dict[str, int], on_devices: list[int], kind: SlotKind, name: str, parts: DeviceParts
+) -> None:
+    """Take what a waiting lease of a kind needs from the devices whose parts are ``name``."""
+    whole = max(parts.total, default=0)
+    for _ in range(kind.amounts.get(parts.device, 0)):  # it takes devices as a whole
+        if whole in on_devices:
+            on_devices.remove(whole)
+    if amount := kind.amounts.get(name, 0):
+        fits = [part for part in on_devices if part >= amount]
+        if not fits:
+            return
+        part = min(fits)
+        on_devices[on_devices.index(part)] -= amount
+        if part == whole:
+            for resource in free:
+                if resource.partition(":")[0] == parts.device:
+                    free[resource] -= 1
 
 
 def neighbour_reason(kind: SlotKind, neighbours: Iterable[Neighbour], owner: str = "") -> str:
@@ -237,7 +294,11 @@ def _reserved_mb(kinds: Iterable[SlotKind], leased: Mapping[str, LeasedSlot]) ->
 
 
 def kind_finding(
-    kind: SlotKind, hosts: Mapping[str, Amounts], table: str, where: str = ""
+    kind: SlotKind,
+    hosts: Mapping[str, Amounts],
+    table: str,
+    where: str = "",
+    parts: Mapping[str, Mapping[str, DeviceParts]] = NO_HOSTS,
 ) -> tuple[bool, str]:
     """Return (works, sentence) about whether hosts can have such slots, for ``malletrain check``.
 
@@ -246,12 +307,21 @@ def kind_finding(
         hosts: host → what it has in all, for the hosts on which leases can run.
         table: the scheduler's table of the configuration, such as ``scheduler.slurm``.
         where: where leases run, such as a partition; empty: everywhere.
+        parts: host → its :attr:`HostResources.parts`.
     """
     usable = {name: total for name, total in hosts.items() if kind.covers(name)}
     needs = f"A slot of kind {kind.name} is {described(kind.amounts)}"
     if not usable:
         return False, f"{needs}, but none of its hosts is in {where or 'this machine'}."
-    able = [count for total in usable.values() if (count := capacity(total, kind.amounts))]
+    able = [
+        count
+        for name, total in usable.items()
+        if (
+            count := capacity(
+                total, kind.amounts, {of: p.total for of, p in parts.get(name, {}).items()}
+            )
+        )
+    ]
     if able:
         return (
             True,

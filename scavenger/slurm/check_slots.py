@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from scavenger.batch.commands import Commands
@@ -12,6 +13,9 @@ from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.site import SlurmSite
+
+_MIG = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
+"""Part of the type of a GPU that is a slice of one, such as a100_3g.39gb."""
 
 
 def slot_findings(
@@ -115,4 +119,25 @@ def _kind_finding(
     usable = {
         name: use.total for name, use in hosts.items() if not partitions or name in partition_nodes
     }
-    return kind_finding(kind, usable, "scheduler.slurm", lease.partition or "any partition")
+    parts = {name: hosts[name].parts for name in usable}
+    where = lease.partition or "any partition"
+    works, sentence = kind_finding(kind, usable, "scheduler.slurm", where, parts)
+    types = {
+        resource.removeprefix("gpu:")
+        for name, total in usable.items()
+        if kind.covers(name)
+        for resource in total
+        if resource.startswith("gpu:")
+    }
+    untyped = "gpu" in kind.amounts and not any(r.startswith("gpu:") for r in kind.amounts)
+    if works and untyped and len(types) > 1:
+        slices = any(_MIG.search(name) for name in types)
+        return (
+            False if slices else None,
+            f"{sentence} A slot of kind {kind.name} can be a GPU of any type that its hosts have: "
+            f"{', '.join(sorted(types))}."
+            + (" Some are slices of a GPU (MIG)." if slices else "")
+            + " MalleTrain takes all slots of a kind for equally fast; set gpu_type of the kind, "
+            "and add a kind for each other type, or set nodes.",
+        )
+    return works, sentence

@@ -16,11 +16,11 @@ get: on a host that has read many files it is small although nothing is short of
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scavenger.batch.commands import require_complete, shorten
-from scavenger.batch.slots import CPUS, MEMORY_MB, HostResources, Neighbour
+from scavenger.batch.slots import CPUS, MEMORY_MB, DeviceParts, HostResources, Neighbour
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import OF_THIS_CLUSTER
@@ -36,6 +36,14 @@ NEIGHBOURS = (
 """The command that lists the jobs on hosts, without its last word, ``MARK|NEIGHBOUR_FIELDS``."""
 _KEY = re.compile(r"(?:^| )([A-Z][A-Za-z]+)=(\S*)")
 _GRES = re.compile(r"(?:[^,(]|\([^)]*\))+")
+_NO_TYPE = ":(null)"
+"""In the place of the type of a GRES that has none (``shard:(null):2(IDX:0)``)."""
+_FILL = re.compile(r"(\d+)/(\d+)")
+GPU = "gpu"
+SHARED = ("shard", "mps")
+"""GRES that are parts of GPUs (gres.conf(5)). A job has those of one GPU of a node, unless
+SelectTypeParameters has MULTIPLE_SHARING_GRES_PJ.
+"""
 _COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
 _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
@@ -69,9 +77,9 @@ def read_hosts(text: str) -> dict[str, HostResources]:
         owner = values.get("Owner", "N/A").partition("(")[0]
         closed = "" if owner in ("N/A", "") else f"kept for jobs of {owner} (--exclusive=user)"
         free = values.get("FreeMem", "")
-        hosts[name] = HostResources(
-            total, used, closed=closed, free_memory_mb=int(free) if free.isdecimal() else None
-        )
+        parts = divided(total, used, values.get("GresUsed", ""))
+        free_mb = int(free) if free.isdecimal() else None
+        hosts[name] = HostResources(total, used, closed=closed, parts=parts, free_memory_mb=free_mb)
     if not hosts:
         raise SchedulerError("scontrol show node lists no node.")
     return hosts
@@ -86,10 +94,7 @@ def read_gres(text: str) -> dict[str, int]:
     ``gpu:a100``, and under ``gpu``. A count that cannot be read is 0.
     """
     counts: dict[str, int] = {}
-    if text in ("", "(null)", "N/A"):
-        return counts
-    for piece in _GRES.findall(text):
-        words = [word for word in piece.partition("(")[0].split(":") if word != "no_consume"]
+    for words, _ in _pieces(text):
         match = _COUNT.fullmatch(words[-1]) if len(words) > 1 else None
         number = int(match[1]) * _FACTOR[match[2].upper()] if match else int(len(words) == 1)
         name = words[0]
@@ -98,6 +103,55 @@ def read_gres(text: str) -> dict[str, int]:
             typed = ":".join(words[:2])
             counts[typed] = counts.get(typed, 0) + number
     return counts
+
+
+def _pieces(text: str) -> Iterator[tuple[list[str], str]]:
+    """Yield (words between the colons, what stands in parentheses) of each GRES."""
+    if text in ("", "(null)", "N/A"):
+        return
+    for piece in _GRES.findall(text.replace(_NO_TYPE, "")):
+        words, _, detail = piece.partition("(")
+        yield [w for w in words.split(":") if w != "no_consume"], detail.rstrip(")")
+
+
+def divided(total: Mapping[str, int], used: dict[str, int], text: str) -> dict[str, DeviceParts]:
+    """Return the GPUs of a host as :attr:`HostResources.parts`, for each GRES of :data:`SHARED`.
+
+    A GPU of which a shard is allocated cannot be allocated as a whole, and the other way round. So
+    such GPUs are added to ``used``. How much of a GPU is in use is told as ``(1/4,0/4)``, for each
+    GPU, or not at all: then ``GresUsed`` names and counts the GPUs of which some shard is in use,
+    whatever number that is (Slurm 22.05), and nothing of these counts as idle.
+
+    Args:
+        total: what the host has.
+        used: what is in use of it; changed in place.
+        text: ``GresUsed``.
+    """
+    parts = {}
+    gpus = total.get(GPU, 0)
+    for name in SHARED:
+        if not gpus or not total.get(name):
+            continue
+        each = total[name] // gpus
+        partial: list[int] = []
+        touched = 0
+        for words, detail in _pieces(text):
+            if words[0] != name:
+                continue
+            fills = _FILL.findall(detail)
+            in_use = [int(have) - int(taken) for taken, have in fills if int(taken)]
+            partial += in_use
+            touched += len(in_use) if fills else _count(words)
+        whole = max(0, gpus - used.get(GPU, 0) - touched)
+        parts[name] = DeviceParts(GPU, (each,) * gpus, (*(each,) * whole, *partial))
+        used[name] = total[name] - sum(parts[name].free)
+        for resource in [r for r in total if r.partition(":")[0] == GPU]:
+            used[resource] = min(total[resource], used.get(resource, 0) + touched)
+    return parts
+
+
+def _count(words: Sequence[str]) -> int:
+    return int(words[-1]) if words[-1].isdecimal() else 0
 
 
 def with_neighbours(

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from scavenger.batch.slots import SlotKind
-from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.interface import LeaseRequest, LeaseState, kind_of
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
 from tests.slurm.site import slurm_site
@@ -117,6 +117,60 @@ def test_slots_need_a_slurm_that_shares_nodes(cluster):
     texts = [text for works, text in one.check() if not works]
     assert [t for t in texts if "select/linear" in t], texts
     assert not idle(one)
+
+
+def test_shards_of_gpus_that_are_in_use_are_not_idle(cluster, root):
+    """A GPU is used as a whole or in shards. Slurm 22.05 gives jobs GPUs of which a shard is in
+    use; MalleTrain takes none.
+    """
+    sharded = {
+        **SHARED,
+        "extra": "GresTypes=gpu,shard\nSelectTypeParameters=CR_Core_Memory\n",
+        "node": "Gres=gpu:4,shard:8",
+        "gres": f"{SHARED['gres']}Name=shard Count=8\n",
+        "cpus": 16,
+    }
+    slurm = cluster(1, **sharded)
+    shard = SlotKind("shard", {"shard": 1, "cpus": 1, "memory_mb": 50})
+    one = scavenger(slurm, slots=(shard, GPU))
+    assert [kind_of(name) for name in idle(one)] == ["gpu"] * 4 + ["shard"] * 8
+
+    def main(gres):
+        job = slurm.submit("sleep 3600", f"--gres={gres}", "--mem=50", "--time=60")
+        slurm.until(lambda: slurm.jobs()[job][0] == "RUNNING", f"a job has {gres}")
+
+    main("gpu:2")
+    assert [kind_of(name) for name in idle(one)] == ["gpu"] * 2 + ["shard"] * 4
+    main("shard:1")
+    names = [kind_of(name) for name in idle(one)]
+    assert names.count("gpu") == 1
+    assert 2 <= names.count("shard") <= 3, "the second shard of that GPU is told by later releases"
+    main("gpu:1")
+    names = [name for name in idle(one) if kind_of(name) == "shard"]
+    assert len(names) <= 1
+    assert not [name for name in idle(one) if kind_of(name) == "gpu"]
+
+
+def test_the_check_refuses_a_kind_whose_gpus_are_slices_or_not(cluster):
+    types = {
+        **SHARED,
+        "node": "Gres=gpu:a100:2,gpu:1g.10gb:2",
+        "gres": "".join(
+            f"Name=gpu Type={kind} File=/dev/{device}\n"
+            for kind, device in (
+                ("a100", "null"),
+                ("a100", "zero"),
+                ("1g.10gb", "full"),
+                ("1g.10gb", "random"),
+            )
+        ),
+    }
+    slurm = cluster(1, **types)
+    whole = SlotKind("whole", {**GPU.amounts, "gpu:a100": 1})
+    findings = scavenger(slurm, slots=(GPU, whole)).check()
+    [refused] = [text for works, text in findings if works is False and "kind gpu" in text]
+    assert "any type that its hosts have: 1g.10gb, a100. Some are slices of a GPU (MIG)." in refused
+    assert not [text for works, text in findings if not works and "kind whole" in text]
 
 
 @pytest.mark.parametrize("setting", ["OverSubscribe=EXCLUSIVE", "ExclusiveUser=YES"])

@@ -24,6 +24,7 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
 from malletrain.protocol.payloads import ProbeResult, ProbeTarget
 from malletrain.protocol.views import NetworkView
+from scavenger.interface import host_of
 
 LISTEN_S, TRY_S = 5.0, 12.0
 """Time for all agents to listen, and to finish their connections, seconds."""
@@ -159,9 +160,11 @@ class Bandwidth:
             if interface_for(agent.node_class) and agent.gone_at is None and agent.networks:
                 pairs.setdefault(agent.node_class, []).append(agent.node)
         for node_class, nodes in pairs.items():
-            if len(nodes) > 1 and now >= self._due.get(node_class, 0.0):
+            host = host_of(nodes[0])
+            other = next((node for node in nodes if host_of(node) != host), None)
+            if other is not None and now >= self._due.get(node_class, 0.0):
                 self._due[node_class] = now + RETRY_INTERVAL_S
-                self._measure(node_class, nodes[0], nodes[1], now)
+                self._measure(node_class, nodes[0], other, now)
 
     def _measure(self, node_class: str, a: str, b: str, now: float) -> None:
         rounds = self._state.rounds

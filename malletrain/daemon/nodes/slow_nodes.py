@@ -36,6 +36,7 @@ from malletrain.daemon.nodes.probes import Probes, Results
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Progress
 from malletrain.rounds.interface import RoundStage
+from scavenger.interface import host_of
 
 SEND_S = 0.1
 """Duration of the measurement of one pair, seconds."""
@@ -93,7 +94,7 @@ class SlowLinkWatch:
 
     def _measure(self, class_state: _Class, nodes: list[str], now: float) -> None:
         groups = self._groups(nodes, now)
-        chosen = class_state.links.next_pair(groups)
+        chosen = class_state.links.next_pair(groups, host_of)
         if chosen is None:
             return
         group, a, b = chosen

@@ -25,6 +25,7 @@ from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import RestartRounds
 from malletrain.rounds.service import FarmRounds, ServiceRounds
+from scavenger.interface import host_of
 
 ROUNDS: dict[str, type[RestartRounds] | type[LiveRounds] | type[ServiceRounds]] = {
     "restart": RestartRounds,
@@ -187,4 +188,5 @@ def round_settings(config: Config) -> RoundSettings:
         join_s=jobs.join_timeout,
         failure_grace_s=config.daemon.agent_timeout / 2,
         stop_s=jobs.stop_grace,
+        host_of=host_of,
     )

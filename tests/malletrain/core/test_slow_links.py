@@ -17,6 +17,7 @@ from malletrain.core.slow_links import (
     SlowLinks,
     gap_s,
 )
+from scavenger.interface import host_of
 
 FAST, SLOW = 10_000.0, 1_000.0
 
@@ -172,6 +173,17 @@ def test_only_members_of_one_group_are_paired_and_no_group_starves():
     assert all(pair <= set(groups[group]) for group, pair in pairs)
     assert {group for group, _ in pairs} == {"j1", ""}
     assert SlowLinks().next_pair({"j2": ["alone"]}) is None
+
+
+def test_slots_of_one_host_are_not_paired():
+    """No link is between them, and the pair that is due would never be measured."""
+    names = [f"c{host}/gpu.{number}" for host in (1, 2, 3) for number in (0, 1)]
+    links = SlowLinks()
+    for k in range(40):
+        group, a, b = links.next_pair({"j1": names}, host_of)
+        assert host_of(a) != host_of(b)
+        links.measured(a, b, group, FAST, float(k))
+    assert links.next_pair({"j1": names[:2]}, host_of) is None
 
 
 @given(st.integers(4, 16), st.data())

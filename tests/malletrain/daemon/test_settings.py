@@ -8,7 +8,12 @@ import pytest
 
 from malletrain.config.model import Config, parse_config
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.daemon.site.settings import controller_settings, slot_prices, unpriced_slots
+from malletrain.daemon.site.settings import (
+    controller_settings,
+    round_settings,
+    slot_prices,
+    unpriced_slots,
+)
 
 
 def site(text: str = "") -> Config:
@@ -42,6 +47,13 @@ def test_what_a_site_says_counts():
     cost = replace(default.planning.cost, start_s=40.0)
     planning = replace(default.planning, cost=cost)
     assert settings == replace(default, planning=planning, min_interval_s=7.0)
+
+
+def test_the_host_of_a_slot_is_known_to_rounds():
+    assert round_settings(site()).by_host(["c1/g.0", "c2/g.0", "c1/g.1"]) == (
+        *("c1/g.0", "c1/g.1"),
+        "c2/g.0",
+    )
 
 
 KINDS = """

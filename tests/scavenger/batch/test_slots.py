@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from scavenger.batch.rules import GapRules, NodeFacts, choose, explain
 from scavenger.batch.slots import (
+    DeviceParts,
     HostResources,
     LeasedSlot,
     Neighbour,
@@ -80,6 +82,52 @@ def test_an_amount_can_be_part_of_an_idle_slot_of_each_kind():
         "c1/gpu.1",
         "c1/gpu2.0",
     ]
+
+
+SHARDS = {"gpu": 4, "shard": 8, "cpus": 64, "memory_mb": 8000}
+
+
+def sharded(free, gpu=0):
+    """A host of 4 GPUs with 2 shards each."""
+    taken = {"gpu": gpu, "shard": 8 - sum(free), "cpus": 0, "memory_mb": 0}
+    return HostResources(SHARDS, taken, parts={"shard": DeviceParts("gpu", (2,) * 4, free)})
+
+
+@pytest.mark.parametrize(
+    ("free", "gpu", "shards", "expected"),
+    [
+        ((2, 2, 2, 2), 0, 1, 8),
+        ((2, 2, 2, 2), 0, 2, 4),
+        ((2, 2, 2, 2), 0, 3, 0),  # no device has so many
+        ((2, 2), 2, 1, 4),  # two of four GPUs are allocated
+        ((2, 1, 1), 3, 2, 1),  # two shards of two devices are not one slot
+        ((), 4, 1, 0),
+    ],
+)
+def test_a_slot_has_shards_of_one_device(free, gpu, shards, expected):
+    kind = SlotKind("shard", {"shard": shards, "cpus": 1, "memory_mb": 1})
+    assert len(idle(sharded(free, gpu), kind)) == expected
+
+
+@pytest.mark.parametrize(
+    ("waiting", "gpus", "shards"),
+    [
+        ([], 4, 8),
+        (["c1/gpu.0"], 3, 6),
+        (["c1/shard.0"], 3, 7),
+        (["c1/shard.0", "c1/shard.1"], 3, 6),  # on one device
+        (["c1/shard.0", "c1/shard.1", "c1/shard.2"], 2, 5),
+        (["c1/gpu.0", "c1/shard.0"], 2, 5),
+    ],
+)
+def test_a_waiting_lease_has_a_device_as_a_whole_or_in_parts(waiting, gpus, shards):
+    kinds = (
+        SlotKind("gpu", {"gpu": 1, "cpus": 1, "memory_mb": 1}),
+        SlotKind("shard", {"shard": 1, "cpus": 1, "memory_mb": 1}),
+    )
+    leased = {name: LeasedSlot(name, False) for name in waiting}
+    names = idle(sharded((2, 2, 2, 2)), *kinds, leased=leased)
+    assert Counter(map(kind_of, names)) == {"gpu": gpus, "shard": shards}
 
 
 def test_a_host_that_a_user_keeps_has_no_idle_slot():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scavenger.batch.slots import HostResources, Neighbour
+from scavenger.batch.slots import DeviceParts, HostResources, Neighbour
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import read_gres, read_hosts, with_neighbours
 from scavenger.slurm.job import slot_options
@@ -20,7 +20,8 @@ LINE = (
 )
 N1 = HostResources(
     {"cpus": 62, "memory_mb": 1900, "gpu": 4, "gpu:a100": 4, "shard": 8},
-    {"cpus": 10, "memory_mb": 300, "gpu": 2, "gpu:a100": 2, "shard": 0},
+    {"cpus": 10, "memory_mb": 300, "gpu": 2, "gpu:a100": 2, "shard": 4},
+    parts={"shard": DeviceParts("gpu", (2, 2, 2, 2), (2, 2))},
     free_memory_mb=12419,
 )
 
@@ -65,6 +66,31 @@ def test_a_host_that_belongs_to_a_user():
 )
 def test_generic_resources(text, counts):
     assert read_gres(text) == counts
+
+
+@pytest.mark.parametrize(
+    ("in_use", "gpus", "free"),
+    [
+        # As Slurm 22.05 prints it: GPUs with shards in use, and not how many.
+        ("gpu:0,shard:(null):0(IDX:N/A)", 0, (2, 2, 2, 2)),
+        ("gpu:2,shard:(null):0(IDX:N/A)", 2, (2, 2)),
+        ("gpu:2,shard:(null):2(IDX:2-3)", 4, ()),
+        ("gpu:a100:1(IDX:0),shard:a100:1(IDX:3)", 2, (2, 2)),
+        # In numbers for each GPU.
+        ("gpu:1(IDX:0),shard:(null):3(0/2,0/2,1/2,2/2)", 3, (2, 1, 0)),
+        # GPUs without shards in use are not told apart.
+        ("gpu:4,shard:0", 4, ()),
+    ],
+)
+def test_shards_and_gpus_of_one_device_exclude_each_other(in_use, gpus, free):
+    old = "GresUsed=gpu:a100:2(IDX:0,2),shard:0"
+    text = LINE.format(owner="N/A")
+    assert old in text
+    [use] = read_hosts(text.replace(old, f"GresUsed={in_use}")).values()
+    assert use.parts["shard"].free == free
+    assert use.used["gpu"] == gpus
+    assert use.used["shard"] == 8 - sum(free)
+    assert "shard" not in read_hosts(text.replace(",shard:8", ""))["n1"].parts
 
 
 @pytest.mark.parametrize(

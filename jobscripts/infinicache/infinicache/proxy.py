@@ -314,7 +314,7 @@ class Proxy:
                 f"{key!r} cannot be replaced or deleted now: the nodes that hold it do not "
                 "answer; try again in a moment."
             )
-        self.table.remove(key)
+        self.table.discard(entry)
         return True
 
     def _drop_soon(self, entries: Sequence[Entry]) -> None:
@@ -325,6 +325,11 @@ class Proxy:
             task = asyncio.ensure_future(self._drop(here))
             self._drops.add(task)
             task.add_done_callback(self._drops.discard)
+
+    def _give_up(self, entry: Entry) -> None:
+        """Forget an object that is lost or was not finished, and have the nodes drop it."""
+        self.table.discard(entry)
+        self._drop_soon([entry])
 
     async def _drop(self, entries: Sequence[Entry]) -> set[str]:
         """Tell the nodes to drop objects; those that did not hear of it."""
@@ -347,8 +352,7 @@ class Proxy:
             )
         self._writing.pop(key, None)
         if len(missing) > entry.shape.p:
-            await self._drop([entry])
-            self.table.remove(key)
+            self._give_up(entry)
             raise Unavailable(
                 f"{key!r} was not put: {len(missing)} of its {entry.shape.code.n} chunks could "
                 "not be stored."
@@ -358,8 +362,7 @@ class Proxy:
             self.table.set_chunk(entry, index, None)
             self._soon(self._mover.forget(node, key, version, index))
         if entry.protection < 0:  # nodes were lost meanwhile, too
-            await self._drop([entry])
-            self.table.remove(key)
+            self._give_up(entry)
             raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
         entry.committed = True
         if entry.protection < entry.shape.p:
@@ -415,15 +418,17 @@ class Proxy:
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version or not entry.committed:
             return {}
-        for index in [i for i, node in bad.items() if entry.at.get(i) == node]:
+        # All of the table at once: while nodes are waited for, another put may take the key.
+        wrong = [i for i, node in bad.items() if entry.at.get(i) == node]
+        for index in wrong:
             self.table.set_chunk(entry, index, None)
-            await self._mover.forget(bad[index], key, version, index)
         if entry.hopeless:
-            self.table.remove(key)
             self.table.lost += 1
-            await self._drop([entry])
+            self._give_up(entry)
         else:
             self._upkeep.soon([entry])
+        for index in wrong:
+            await self._mover.forget(bad[index], key, version, index)
         return {}
 
     def _summary(self) -> dict[str, Any]:
@@ -477,6 +482,5 @@ class Proxy:
         for key in [k for k, began in self._writing.items() if time.monotonic() - began > PUT_S]:
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
-                await self._drop([entry])
-                self.table.remove(key)
+                self._give_up(entry)
         return await self._upkeep.one_piece(self.table)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ SETTLE_S = 3.0
 """How long a new proxy waits for members that do not register."""
 PUT_S = 60.0
 """A put that was not finished by then is taken for dead."""
+REMEMBERED_DELETIONS = 10_000
 DRAINS_AT_ONCE = 4
 IDLE_S = 0.25
 log = logging.getLogger("infinicache")
@@ -123,6 +125,8 @@ class Proxy:
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks."""
         self._locks: dict[str, asyncio.Lock] = {}
+        self._deleted: dict[str, float] = {}
+        """When keys were deleted (time.monotonic), the latest last."""
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._drops: set[asyncio.Future[Any]] = set()
@@ -265,8 +269,17 @@ class Proxy:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _begin(
-        self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
+        self,
+        key: str,
+        size: int,
+        code: list[int],
+        stripe_bytes: int,
+        copy: str = "",
+        loaded_s: float | None = None,
     ) -> dict[str, Any]:
+        """Begin a put. ``loaded_s``: how long ago the client missed the key, if it stores what it
+        has loaded since: that may be older than what was put or deleted meanwhile.
+        """
         await self._ready(key)
         there: set[str] = set()
         async with self._lock(key):
@@ -276,6 +289,8 @@ class Proxy:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
             else:
+                if loaded_s is not None and self._changed_within(key, loaded_s):
+                    raise CacheError(f"{key!r} was put or deleted while it was loaded.")
                 await self._invalidate(key)
             if self._drops:
                 await asyncio.wait(self._drops)
@@ -297,6 +312,13 @@ class Proxy:
             "shape": msgspec.to_builtins(entry.shape),
             "at": entry.at,
         }
+
+    def _changed_within(self, key: str, seconds: float) -> bool:
+        """Return whether a key was put, or deleted, in so many seconds."""
+        entry = self.table.objects.get(key)
+        put_at = 0.0 if entry is None else entry.version / 1e9  # versions are times
+        deleted_at = self._deleted.get(key, -math.inf)
+        return put_at > time.time() - seconds or deleted_at > time.monotonic() - seconds
 
     async def _invalidate(self, key: str) -> bool:
         """Have the nodes drop what there is of a key. Raises CacheError where so many do not answer
@@ -401,6 +423,10 @@ class Proxy:
         await self._ready(key)
         self.demand.forget(key)
         async with self._lock(key):
+            self._deleted.pop(key, None)
+            self._deleted[key] = time.monotonic()
+            while len(self._deleted) > REMEMBERED_DELETIONS:
+                del self._deleted[next(iter(self._deleted))]
             return {"exists": await self._invalidate(key)}
 
     def _demand(self) -> dict[str, Any]:

@@ -58,6 +58,47 @@ async def replaced(cache, pool, begun, go, waiting=None):
     account(pool)
 
 
+@pytest.mark.parametrize("change", ["put", "delete", "nothing"])
+def test_a_load_does_not_undo_what_another_client_does_meanwhile(change):
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(near_bytes=9999) as cache, pool.cache() as other:
+            begun, go = asyncio.Event(), asyncio.Event()
+
+            async def load(key):
+                begun.set()
+                await go.wait()
+                return b"old"
+
+            loading = asyncio.ensure_future(cache.get("k", load))
+            await begun.wait()
+            if change == "put":
+                await other.put("k", b"new")
+            elif change == "delete":
+                await other.delete("k")
+            go.set()
+            assert await loading == b"old", "it was so when it was asked for"
+            expected = {"put": b"new", "delete": None, "nothing": b"old"}[change]
+            assert await cache.get("k") == await other.get("k") == expected
+            assert await cache.get("k", lambda key: b"again") == (expected or b"again")
+            account(pool)
+
+    run(work)
+
+
+def test_a_load_replaces_what_cannot_be_read():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 0)) as cache:
+            await cache.put("k", b"lost")
+            for node in pool.nodes:
+                node.store.drop("k", (await cache.stat("k")).version)
+            assert await cache.get("k", lambda key: b"again") == b"again"
+            assert await cache.get("k") == b"again"
+
+    run(work)
+
+
 def test_a_report_of_bad_chunks_is_about_the_object_that_was_there():
     async def work(make):
         pool = make(3)

@@ -314,7 +314,8 @@ class AsyncCache:
         Args:
             key: name of the object.
             loader: called on a miss. Its result is put into the cache and returned. Simultaneous
-                calls for one key share one load.
+                calls for one key share one load. What was put or deleted while it loaded is left as
+                it is.
         """
         return await self._get_or_load(key, loader, own=True)
 
@@ -327,12 +328,13 @@ class AsyncCache:
 
     async def _get_or_load(self, key: str, loader: Loader | None, own: bool) -> bytearray | None:
         self._enter(key)
+        began = time.monotonic()
         value = await self._get(key, own)
         if value is not None or loader is None:
             return value
         loading = self._loading.get(key)
         if loading is None:
-            loading = self._loading[key] = asyncio.ensure_future(self._load(key, loader))
+            loading = self._loading[key] = asyncio.ensure_future(self._load(key, loader, began))
             loading.add_done_callback(
                 lambda done: (self._loading.pop(key, None), done.cancelled() or done.exception())
             )
@@ -440,10 +442,11 @@ class AsyncCache:
         size: int,
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
+        loaded_s: float | None = None,
     ) -> Receipt:
         self._near.changed(key)
         try:
-            return await self._write(key, size, parts, code)
+            return await self._write(key, size, parts, code, loaded_s=loaded_s)
         finally:
             self._near.changed(key)
 
@@ -454,6 +457,7 @@ class AsyncCache:
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
         copy: str = "",
+        loaded_s: float | None = None,
     ) -> Receipt:
         target = Code(*code) if code else self._code or code_for(size)
         begun = await self._proxies.ask(
@@ -464,6 +468,7 @@ class AsyncCache:
             code=[target.d, target.p],
             stripe_bytes=self._stripe_bytes,
             copy=copy,
+            loaded_s=loaded_s,
         )
         name = copy or key
         _checked_answer(name, begun)
@@ -499,12 +504,15 @@ class AsyncCache:
             return False
         return True
 
-    async def _load(self, key: str, loader: Loader) -> memoryview:
+    async def _load(self, key: str, loader: Loader, began: float) -> memoryview:
+        """Load and store a value; ``began``: when it was missed (time.monotonic)."""
         loaded = loader(key)
         value: Buffer = await loaded if inspect.isawaitable(loaded) else loaded
         view = as_bytes(value)
+        self._enter(key)
+        loaded_s = time.monotonic() - began
         try:
-            await self.put(key, view)
+            await self._put(key, len(view), self._parts(view), None, loaded_s)
         except CacheError:  # the value is valid even if it could not be stored
             pass
         return view

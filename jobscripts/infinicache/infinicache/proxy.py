@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -36,6 +37,8 @@ REGISTRATION_WAIT_S = 3.0
 """Maximum time for which a new proxy waits for members that have not registered, seconds."""
 MAX_PUT_S = 60.0
 """Time after which an unfinished put is given up, seconds."""
+MAX_KNOWN_DELETIONS = 10_000
+"""Maximum number of keys whose deletion is remembered."""
 MAX_PARALLEL_MOVES = 4
 IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
@@ -146,6 +149,8 @@ class Proxy:
         self._peers_of: dict[str, str | None] = {}
         """Node → the one that is to keep them."""
         self._locks: dict[str, asyncio.Lock] = {}
+        self._deleted: dict[str, float] = {}
+        """When keys were deleted (time.monotonic), the latest last."""
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._drops: set[asyncio.Future[Any]] = set()
@@ -293,8 +298,17 @@ class Proxy:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _begin(
-        self, key: str, size: int, code: list[int], stripe_bytes: int, copy: str = ""
+        self,
+        key: str,
+        size: int,
+        code: list[int],
+        stripe_bytes: int,
+        copy: str = "",
+        loaded_s: float | None = None,
     ) -> dict[str, Any]:
+        """Begin a put. ``loaded_s``: how long ago the client missed the key, if it stores what it
+        has loaded since: that may be older than what was put or deleted meanwhile.
+        """
         await self._ready(key)
         present_nodes: set[str] = set()
         async with self._lock(key):
@@ -304,6 +318,8 @@ class Proxy:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
             else:
+                if loaded_s is not None and self._changed_within(key, loaded_s):
+                    raise CacheError(f"{key!r} was put or deleted while it was loaded.")
                 await self._invalidate(key)
             if self._drops:
                 await asyncio.wait(self._drops)
@@ -326,6 +342,13 @@ class Proxy:
             "at": entry.at,
         }
 
+    def _changed_within(self, key: str, seconds: float) -> bool:
+        """Return whether a key was put, or deleted, in so many seconds."""
+        entry = self.table.objects.get(key)
+        put_at = 0.0 if entry is None else entry.version / 1e9  # versions are times
+        deleted_at = self._deleted.get(key, -math.inf)
+        return put_at > time.time() - seconds or deleted_at > time.monotonic() - seconds
+
     async def _invalidate(self, key: str) -> bool:
         """Let the nodes drop an object and its copies. Return whether it existed. Raises CacheError
         if so many nodes do not answer that the object could be restored from them.
@@ -342,7 +365,7 @@ class Proxy:
                 f"{key!r} cannot be replaced or deleted now: the nodes that hold it do not "
                 "answer; try again in a moment."
             )
-        self.table.remove(key)
+        self.table.discard(entry)
         return True
 
     def _drop_soon(self, entries: Sequence[Entry]) -> None:
@@ -353,6 +376,11 @@ class Proxy:
             task = asyncio.ensure_future(self._drop(here))
             self._drops.add(task)
             task.add_done_callback(self._drops.discard)
+
+    def _give_up(self, entry: Entry) -> None:
+        """Forget an object that is lost or was not finished, and have the nodes drop it."""
+        self.table.discard(entry)
+        self._drop_soon([entry])
 
     async def _drop(self, entries: Sequence[Entry]) -> set[str]:
         """Let the nodes drop objects. Return the nodes that have not answered."""
@@ -375,8 +403,7 @@ class Proxy:
             )
         self._writing.pop(key, None)
         if len(missing) > entry.shape.p:
-            await self._drop([entry])
-            self.table.remove(key)
+            self._give_up(entry)
             raise Unavailable(
                 f"{key!r} was not put: {len(missing)} of its {entry.shape.code.n} chunks could "
                 "not be stored."
@@ -386,8 +413,7 @@ class Proxy:
             self.table.set_chunk(entry, index, None)
             self._soon(self._mover.forget(node, key, version, index))
         if entry.protection < 0:  # nodes were lost meanwhile, too
-            await self._drop([entry])
-            self.table.remove(key)
+            self._give_up(entry)
             raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
         entry.committed = True
         if entry.protection < entry.shape.p:
@@ -426,6 +452,10 @@ class Proxy:
         await self._ready(key)
         self.demand.forget(key)
         async with self._lock(key):
+            self._deleted.pop(key, None)
+            self._deleted[key] = time.monotonic()
+            while len(self._deleted) > MAX_KNOWN_DELETIONS:
+                del self._deleted[next(iter(self._deleted))]
             return {"exists": await self._invalidate(key)}
 
     def _demand(self) -> dict[str, Any]:
@@ -443,15 +473,17 @@ class Proxy:
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version or not entry.committed:
             return {}
-        for index in [i for i, node in bad.items() if entry.at.get(i) == node]:
+        # All of the table at once: while nodes are waited for, another put may take the key.
+        wrong = [i for i, node in bad.items() if entry.at.get(i) == node]
+        for index in wrong:
             self.table.set_chunk(entry, index, None)
-            await self._mover.forget(bad[index], key, version, index)
         if entry.unrecoverable:
-            self.table.remove(key)
             self.table.lost += 1
-            await self._drop([entry])
+            self._give_up(entry)
         else:
             self._upkeep.add([entry])
+        for index in wrong:
+            await self._mover.forget(bad[index], key, version, index)
         return {}
 
     def _summary(self) -> dict[str, Any]:
@@ -507,6 +539,5 @@ class Proxy:
         ]:
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
-                await self._drop([entry])
-                self.table.remove(key)
+                self._give_up(entry)
         return await self._upkeep.one_piece(self.table)

@@ -52,7 +52,7 @@ class Cache:
         that is started with ``spawn``, gets connections of its own.
         """
         addresses, key, options = self._made_of
-        return partial(Cache, **options), (addresses, key)
+        return partial(type(self), **options), (addresses, key)
 
     def __enter__(self) -> Cache:
         return self

@@ -171,6 +171,11 @@ class Table:
                 self.nodes[node].chunks.pop(key, None)
         return entry
 
+    def discard(self, entry: Entry) -> None:
+        """Forget this object, if no other one has its key by now."""
+        if self.objects.get(entry.key) is entry:
+            self.remove(entry.key)
+
     def evict(self, entry: Entry) -> None:
         """Remove an object because there is no room for it."""
         self.remove(entry.key)

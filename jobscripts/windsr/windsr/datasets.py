@@ -566,9 +566,8 @@ def regridded(
             f"{name} is not on a regular grid in metres; say the model grid's spacing in m with "
             "--spacing."
         )
-    if y.ndim == 2 and (
-        holes := hole_points(np.asarray((np.isfinite(speed) & np.isfinite(heights)).all(0)))
-    ):
+    good = np.isfinite(heights) & np.isfinite(speed).all(axis=0)
+    if y.ndim == 2 and (holes := hole_points(good)):
         raise WindsrError(f"{name}: {holes} points inside have missing values; fill them first.")
     values = np.concatenate([heights.reshape(1, -1), speed.reshape(len(speed), -1)])
     rows, columns, regular = regrid(y.ravel(), x.ravel(), values, options.spacing)

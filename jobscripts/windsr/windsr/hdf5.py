@@ -20,6 +20,11 @@ from windsr.stored import FILL_VALUES, decoded
 def wrf_or_wtk(path: Path, options: Options) -> Fields:
     import h5py
 
+    if options.terrain is not None:
+        raise WindsrError(
+            f"--terrain-file is for NetCDF and GRIB2; {path} has its own terrain (HGT, or the "
+            "elevation of its sites)."
+        )
     with h5py.File(path) as file:
         if "U10" in file and "V10" in file:
             if options.height != 10:

@@ -29,12 +29,19 @@ def decoded(stored: NDArray[Any], attributes: Mapping[str, Any]) -> NDArray[np.f
     for key in FILL_VALUES:
         for fill in np.ravel(attributes.get(key, ())):
             absent |= np.asarray(stored) == np.asarray(fill).astype(np.asarray(stored).dtype)
-    scale = float(np.ravel(attributes.get("scale_factor", 1.0))[0])
-    offset = float(np.ravel(attributes.get("add_offset", 0.0))[0])
+    scale, offset = _packing(attributes)
     encoding = {"scale_factor": scale, "add_offset": offset, "dtype": np.asarray(stored).dtype}
     values = np.where(absent, np.nan, values * scale + offset)
     low, high = valid_range(attributes, encoding)
     return np.where((values < low) | (values > high), np.nan, values)
+
+
+def _packing(attributes: Mapping[str, Any]) -> tuple[float, float]:
+    scale, offset = (
+        float(np.ravel(attributes.get(key, default))[0])
+        for key, default in (("scale_factor", 1.0), ("add_offset", 0.0))
+    )
+    return scale, offset
 
 
 def valid_range(
@@ -51,7 +58,7 @@ def valid_range(
     """
     how = encoding or {}
     low, high = -np.inf, np.inf
-    scale, offset = float(how.get("scale_factor", 1.0)), float(how.get("add_offset", 0.0))
+    scale, offset = _packing(how)
     is_packed = (scale, offset) != (1.0, 0.0)
 
     def value_of(stated: Any) -> float:

@@ -119,6 +119,12 @@ def test_the_two_spacings_of_wrf_output_are_those_of_its_axes(tmp_path):
         read(wrf(tmp_path, SPEED, 0 * SPEED, {}, dy=3000.0))
 
 
+def test_a_terrain_file_is_not_passed_over(tmp_path):
+    for path in (wrf(tmp_path, SPEED, 0 * SPEED, {}), toolkit(tmp_path)):
+        with pytest.raises(WindsrError, match="--terrain-file is for NetCDF and GRIB2"):
+            read(path, Options(spacing=2000.0, terrain=tmp_path / "terrain.nc"))
+
+
 def toolkit(folder, value=725, times=(b"2012-01-01 00:00:00+00:00",), **attributes):
     lat, lon = np.meshgrid(40 + 0.02 * np.arange(9), -105 + 0.025 * np.arange(9), indexing="ij")
     meta = np.zeros(81, dtype=[("latitude", "f4"), ("longitude", "f4"), ("elevation", "f4")])

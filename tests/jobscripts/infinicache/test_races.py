@@ -1,0 +1,152 @@
+"""A put takes a key while the proxy waits for nodes because of what was there before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from infinicache import CacheError, proxy
+
+from tests.jobscripts.infinicache.pool import data, heard, run, until
+
+
+def delayed(pool, name):
+    """Have the first request of this name wait at each node. Return (begun, go): events."""
+    begun, go = asyncio.Event(), asyncio.Event()
+    for node in pool.nodes:
+        handle = node.server.handlers[name]
+
+        async def first(handle=handle, **arguments):
+            if not begun.is_set():
+                begun.set()
+                await go.wait()
+            return handle(**arguments)
+
+        node.server.handlers[name] = first
+    return begun, go
+
+
+def account(pool):
+    """Assert that the proxy counts on each node what its objects have there, and nothing else."""
+    table = pool.nodes[0].proxy.table
+    expected = {address: {} for address in table.nodes}
+    for entry in table.objects.values():
+        for index, address in entry.at.items():
+            expected[address].setdefault(entry.key, set()).add(index)
+    assert {a: n.chunks for a, n in table.nodes.items()} == expected
+    for address, node in table.nodes.items():
+        shares = (len(i) * table.objects[k].shape.share for k, i in expected[address].items())
+        assert node.reserved == sum(shares)
+
+
+async def replaced(cache, pool, begun, go, waiting=None):
+    """Put another value while ``waiting`` waits; then all is as if nothing had been before."""
+    await begun.wait()
+    table, put = pool.nodes[0].proxy.table, asyncio.ensure_future(cache.put("k", data(900, 2)))
+
+    async def gone():  # a put waits until what is forgotten is dropped
+        return put.done() or "k" not in table.objects
+
+    await until(gone, "the put is over, or waits for the nodes")
+    go.set()
+    await put
+    if waiting is not None:
+        await waiting
+    for _ in range(10):  # answers that are under way in this process arrive
+        await cache.stat("k")
+    assert await cache.get("k") == data(900, 2)
+    account(pool)
+
+
+@pytest.mark.parametrize("change", ["put", "delete", "nothing"])
+def test_a_load_does_not_undo_what_another_client_does_meanwhile(change):
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(near_bytes=9999) as cache, pool.cache() as other:
+            begun, go = asyncio.Event(), asyncio.Event()
+
+            async def load(key):
+                begun.set()
+                await go.wait()
+                return b"old"
+
+            loading = asyncio.ensure_future(cache.get("k", load))
+            await begun.wait()
+            if change == "put":
+                await other.put("k", b"new")
+            elif change == "delete":
+                await other.delete("k")
+            go.set()
+            assert await loading == b"old", "it was so when it was asked for"
+            expected = {"put": b"new", "delete": None, "nothing": b"old"}[change]
+            assert await cache.get("k") == await other.get("k") == expected
+            assert await cache.get("k", lambda key: b"again") == (expected or b"again")
+            account(pool)
+
+    run(work)
+
+
+def test_a_load_replaces_what_cannot_be_read():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 0)) as cache:
+            await cache.put("k", b"lost")
+            for node in pool.nodes:
+                node.store.drop("k", (await cache.stat("k")).version)
+            assert await cache.get("k", lambda key: b"again") == b"again"
+            assert await cache.get("k") == b"again"
+
+    run(work)
+
+
+def test_a_report_of_bad_chunks_is_about_the_object_that_was_there():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 1)) as cache:
+            await cache.put("k", data(900, 1))
+            there = await cache.stat("k")
+            begun, go = delayed(pool, "forget")
+            report = pool.nodes[0].server.handlers["report"](
+                key="k", version=there.version, bad={i: there.nodes[i] for i in range(2)}
+            )
+            await replaced(cache, pool, begun, go, asyncio.ensure_future(report))
+
+    run(work)
+
+
+async def begin(pool, cache):
+    """Begin a put, and return its version."""
+    await heard(cache, pool)
+    arguments = {"key": "k", "size": 900, "code": [2, 1], "stripe_bytes": 900}
+    return (await pool.nodes[0].server.handlers["begin"](**arguments))["version"]
+
+
+def test_a_put_that_fails_takes_nothing_from_the_next_one():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 1)) as cache:
+            version = await begin(pool, cache)
+            begun, go = delayed(pool, "drop")
+
+            async def fail():
+                commit = pool.nodes[0].server.handlers["commit"]
+                with pytest.raises(CacheError, match="was not put"):
+                    await commit(key="k", version=version, missing=[0, 1, 2])
+
+            await replaced(cache, pool, begun, go, asyncio.ensure_future(fail()))
+
+    run(work)
+
+
+def test_a_put_that_died_takes_nothing_from_the_next_one(monkeypatch):
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 1)) as cache:
+            begun, go = delayed(pool, "drop")
+            await begin(pool, cache)
+            with monkeypatch.context() as patch:
+                patch.setattr(proxy, "PUT_S", 0.0)
+                await begun.wait()
+            await replaced(cache, pool, begun, go)
+
+    run(work)

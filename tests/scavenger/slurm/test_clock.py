@@ -61,7 +61,7 @@ def test_leases_and_reservations_are_read_on_the_clock_of_this_host(tmp_path):
     assert leases["l1"].reason == "a reservation of its node begins in 20 s"
     assert leases["l2"].state is LeaseState.RUNNING
     assert leases["l2"].gone_at == pytest.approx(slurm.now + 9, abs=1)
-    works, sentence = next(found for found in scavenger.check() if "clock" in found[1])
+    works, sentence = next(finding for finding in scavenger.check() if "clock" in finding[1])
     assert works is None
     assert "60 s ahead of that of this host" in sentence
 

@@ -29,6 +29,7 @@ from scavenger.slurm.parse import (
     SlurmJob,
     SlurmJobTable,
     SlurmReservation,
+    own_name,
 )
 
 Tables = tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]
@@ -197,7 +198,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
     table = SlurmJobTable([], [], [])
     for job in items(jobs):
         name, state = job.name or "", str(job.state)
-        mine = name.startswith(prefix)
+        mine = own_name(name, prefix)
         if not mine and state not in (*WAITING_STATES, SUSPENDED_STATE):
             continue
         slurm_job = SlurmJob(
@@ -217,8 +218,12 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             job.batch_host or "",
             str(job.account or ""),
         )
-        others = table.suspended if state == SUSPENDED_STATE else table.pending
-        (table.ours if mine else others).append(slurm_job)
+        if mine:
+            table.ours.append(slurm_job._replace(name=mine))
+        # A renamed job is ours only if it belongs to the user of its lease.
+        if not name.startswith(prefix) and state in (*WAITING_STATES, SUSPENDED_STATE):
+            others = table.suspended if state == SUSPENDED_STATE else table.pending
+            others.append(slurm_job)
     return table
 
 

@@ -37,11 +37,11 @@ def ledger():
 def test_an_engine_whose_record_changes_keeps_others_away(ledger):
     ledger.note_engine(ELSEWHERE)
     time = Time(lambda now: ledger.note_engine({**ELSEWHERE, "count": int(now)}))
-    said = []
+    lines = []
     with pytest.raises(OtherEngineError, match="s is being run by process 7 on login2") as caught:
-        SoleEngine(ledger, time.clock, time.sleep).claim(said.append)
+        SoleEngine(ledger, time.clock, time.sleep).claim(lines.append)
     assert caught.value.engine == "process 7 on login2"
-    assert said == [
+    assert lines == [
         "Process 7 on login2 ran this sweep last. Looking for 30 s whether it still does."
     ]
     assert ledger.engine["id"] == "x"

@@ -208,7 +208,12 @@ def cancel(name: str, storage: str, state_dir: Path | None) -> None:
         if attended(_home(state_dir), name):
             click.echo(f"Sweep {name} is cancelled; the process that attends to it ends its jobs.")
             return
-        _attend(ledger, state_dir, url, detach=False)
+        from malletrain.sweep.sole_engine import OtherEngineError
+
+        try:
+            _attend(ledger, state_dir, url, detach=False)
+        except OtherEngineError as error:
+            click.echo(f"Sweep {name} is cancelled; {error.engine} ends its jobs.")
 
 
 class _Trials(click.IntRange):

@@ -32,6 +32,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import msgspec
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.protocol.messages import JobSpec
@@ -78,10 +79,17 @@ def weights(rungs: Mapping[int, int], highest: float) -> dict[int, float]:
 SpecOf = Callable[[Ledger, int, dict[str, Value]], JobSpec]
 
 DONE = "All trials have ended."
+_QUEUED = " {0} more wait in the study: malletrain sweep add-trials {1} {0}."
+"""Trials that another program has queued in the study (Optuna's enqueue_trial)."""
 CANCELLED = "It was cancelled."
 PRUNED, WITHDRAWN = "pruned", "cancelled"
 """Ends of a trial for which its job is cancelled."""
-_REASONS = {PRUNED: "its trial was pruned", WITHDRAWN: "its sweep was cancelled"}
+ENDED_IN_STUDY = "ended in the study"
+_REASONS = {
+    PRUNED: "its trial was pruned",
+    WITHDRAWN: "its sweep was cancelled",
+    ENDED_IN_STUDY: "another program ended its trial in the study",
+}
 _TRIAL_STATES = {PRUNED: TrialState.PRUNED, WITHDRAWN: TrialState.FAIL}
 
 
@@ -103,6 +111,8 @@ class Engine:
         self._point = point
         self._s = ledger.sweep
         self._failed_before = {t.number for t in ledger.trials(TrialState.FAIL)}
+        self._released: set[int] = set()
+        """Trials that another program has ended in the study, and whose jobs are cancelled."""
 
     def turn(self, now: float) -> bool:
         """Carry out all actions that are due. Return whether the sweep is over.
@@ -113,6 +123,7 @@ class Engine:
         """
         ledger = self.ledger
         ledger.alone()
+        self._release_jobs()
         jobs, running = self.jobs.states(self.jobs_under_way()), ledger.running()
         losers: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:
@@ -153,6 +164,21 @@ class Engine:
         daemon = trial.user_attrs.get(book.DAEMON)
         return daemon is not None and daemon != self.jobs.daemon()
 
+    def _release_jobs(self) -> None:
+        """Cancel the jobs of trials that another program has ended in the study, such as
+        optuna-dashboard. The engine notes the node-seconds before it ends a trial.
+        """
+        for trial in self.ledger.trials():
+            if (
+                trial.state.is_finished()
+                and book.JOB in trial.user_attrs
+                and book.NODE_S not in trial.user_attrs
+                and trial.number not in self._released
+                and not self._is_elsewhere(trial)
+            ):
+                self.jobs.cancel(trial.user_attrs[book.JOB], _REASONS[ENDED_IN_STUDY])
+                self._released.add(trial.number)
+
     # --- one trial ---
 
     def _advance_trial(self, trial: FrozenTrial, job: TrialJob | None) -> TrialJob | None:
@@ -166,6 +192,8 @@ class Engine:
         if job is None and ending is not None and book.JOB not in trial.user_attrs:
             # It may have been submitted before the engine was killed.
             job = self._submit(trial)
+            if job is None:
+                return None
         if job is None:
             self._submit(trial)
         elif ending == WITHDRAWN and job.state not in ("completed", "failed"):
@@ -176,8 +204,13 @@ class Engine:
             return job
         return None
 
-    def _submit(self, trial: FrozenTrial) -> TrialJob:
-        values = self.ledger.values(trial.number)
+    def _submit(self, trial: FrozenTrial) -> TrialJob | None:
+        """Submit the job of a trial. Returns None if the trial has failed instead."""
+        try:
+            values = self.ledger.values(trial.number)
+        except ValueError as error:  # another program has queued it in the study
+            self._fail(trial, f"its values are not of the space: {error}")
+            return None
         self._point("values chosen")
         spec = self._spec_of(self.ledger, trial.number, values)
         spec = msgspec.structs.replace(spec, weight=self._first_weight(trial))
@@ -187,8 +220,12 @@ class Engine:
             self._fail(trial, str(error))
             raise SweepError(f"Trial {trial.number} cannot be submitted: {error}") from None
         self._point("submitted")
-        self.ledger.note(trial, book.DAEMON, self.jobs.daemon())
-        self.ledger.note(trial, book.JOB, job)
+        try:
+            self.ledger.note(trial, book.DAEMON, self.jobs.daemon())
+            self.ledger.note(trial, book.JOB, job)
+        except UpdateFinishedTrialError:
+            self.jobs.cancel(job, _REASONS[ENDED_IN_STUDY])
+            raise
         self._point("bound")
         return self.jobs.states([job])[job]
 
@@ -290,8 +327,9 @@ class Engine:
         self._point("told")
 
     def _note_cost(self, trial: FrozenTrial, job: TrialJob | None) -> None:
-        if job is not None and job.state != LOST:
-            self.ledger.note(trial, book.NODE_S, self.jobs.node_seconds(job.id))
+        if job is not None:
+            cost_s = 0.0 if job.state == LOST else self.jobs.node_seconds(job.id)
+            self.ledger.note(trial, book.NODE_S, cost_s)
             self._point("cost noted")
 
     # --- all of them ---
@@ -316,7 +354,7 @@ class Engine:
             )
 
     def _stop_if_all_failed(self) -> None:
-        trials = self.ledger.trials()
+        trials = [t for t in self.ledger.trials() if t.state != TrialState.WAITING]
         if trials and all(t.state == TrialState.FAIL for t in trials):
             why = trials[-1].user_attrs.get(book.WHY, "for a reason that is not known")
             raise SweepError(
@@ -354,9 +392,10 @@ class Engine:
     def _stop_reason(self, now: float) -> str:
         """Return why no more trials start; empty if more may start."""
         s, ledger = self._s.sweep, self.ledger
-        trials = ledger.trials()
+        trials = [t for t in ledger.trials() if t.state != TrialState.WAITING]
         if len(trials) >= ledger.target_trials:
-            return DONE
+            waiting = len(ledger.trials(TrialState.WAITING))
+            return DONE + (_QUEUED.format(waiting, ledger.name) if waiting else "")
         if s.time is not None and now - ledger.began >= s.time:
             return f"Its time is over, after {len(trials)} of {ledger.target_trials} trials."
         if s.node_hours is not None and self._used_s(trials) >= s.node_hours * 3600:

@@ -32,13 +32,14 @@ from malletrain.sweep.spec import STORED, Sweep, SweepError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END = (
+SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END, ENGINE = (
     f"malletrain:{name}"
-    for name in ("sweep", "token", "cancelled", "trials", "highest", "began", "end")
+    for name in ("sweep", "token", "cancelled", "trials", "highest", "began", "end", "engine")
 )
 """Attributes of a study: the sweep's description; the prefix of its jobs' keys; whether its owner
 has cancelled it; the target number of trials, and the weight of the most promising one, if they
-differ from the description; its start, seconds since the epoch; why it ended."""
+differ from the description; its start, seconds since the epoch; why it ended; the process that runs
+it."""
 JOB, DAEMON, ENDING, WHY, WEIGHT, NODE_S, GONE = (
     f"malletrain:{name}" for name in ("job", "daemon", "ending", "why", "weight", "node_s", "gone")
 )
@@ -315,6 +316,16 @@ class Ledger:
         """Why it ended; empty: it has not."""
         return str(self.study.user_attrs.get(END, ""))
 
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Record of the process that runs it; empty: none."""
+        return dict(self.study.user_attrs.get(ENGINE) or {})
+
+    @property
+    def exists(self) -> bool:
+        """Whether the study is still in the database."""
+        return self.name in optuna.get_all_study_names(self._storage)
+
     def summary(self) -> Summary:
         """Return a summary of the sweep."""
         counts: dict[str, int] = {}
@@ -352,6 +363,10 @@ class Ledger:
     def weigh(self, highest: float) -> None:
         """Set the weight of the job of its most promising trial, from the engine's next turn on."""
         self.study.set_user_attr(HIGHEST, highest)
+
+    def note_engine(self, record: Mapping[str, Any]) -> None:
+        """Record the process that runs it."""
+        self.study.set_user_attr(ENGINE, dict(record))
 
     def ends(self, why: str) -> None:
         """Record why it is over, or (empty) that it continues."""

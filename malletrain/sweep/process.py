@@ -35,6 +35,7 @@ from malletrain.sweep.ledger import (
     refuses_values,
     storage_url,
 )
+from malletrain.sweep.sole_engine import OtherEngineError, SoleEngine, sole_engine
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.sweep.trials import check, delete_losers, job_of
 
@@ -129,7 +130,28 @@ def run(
 
     Raises:
         SweepError: the sweep cannot continue; its state is kept so that it can be resumed.
+        OtherEngineError: another engine runs it.
     """
+    with sole_engine(ledger, say) as sole:
+        try:
+            return _run(ledger, jobs, say, point, sole)
+        except KeyError:
+            if ledger.exists:
+                raise
+            raise SweepError(
+                f"The study of the sweep {ledger.name} has been deleted from the database. Its "
+                f"jobs go on: malletrain status names them ({ledger.job_name(0)}, …), and "
+                "malletrain cancel ends them."
+            ) from None
+
+
+def _run(
+    ledger: Ledger,
+    jobs: Jobs,
+    say: Callable[[str], None],
+    point: Callable[[str], None],
+    sole: SoleEngine,
+) -> str:
     ledger.ready()
     ledger.ends("")
     engine = Engine(ledger, jobs, job_of, point)
@@ -138,6 +160,7 @@ def run(
     while True:
         try:
             began = time.monotonic()
+            sole.renew()
             over = engine.turn(time.time())
             if away:
                 say(f"The {away} answers again.")
@@ -159,6 +182,10 @@ def run(
             away = noun
             time.sleep(AWAY_S)
             continue
+        except OtherEngineError:
+            raise
+        except optuna.exceptions.UpdateFinishedTrialError:
+            continue  # another program has just ended a trial; the next turn sees it
         except SweepError as error:
             progress.print_changes()
             ledger.ends(str(error))

@@ -26,6 +26,10 @@ TRIAL = "trial"
 """Placeholder of the trial's number in arguments."""
 
 
+MAX_WHOLE = 2**53
+"""Largest whole number of a range: the study stores the value as a floating-point number."""
+
+
 class SpaceError(ValueError):
     """A parameter is not valid; the message says what is accepted."""
 
@@ -112,6 +116,19 @@ def check_choices(p: Parameter) -> None:
                     "trial would be recorded with the other one; write them as texts, such as "
                     f'"{written(other)}" and "{written(value)}"'
                 )
+
+
+def check_range(p: Parameter) -> None:
+    """Check that the study can store each whole number of a range.
+
+    Raises:
+        SpaceError: some are too large.
+    """
+    if not p.choices and p.whole and max(abs(p.low), abs(p.high)) > MAX_WHOLE:
+        raise SpaceError(
+            f"whole numbers above {MAX_WHOLE:,} are stored as others in the study; choose a "
+            "smaller range, or list the numbers as texts"
+        )
 
 
 def _range(entry: Mapping[str, Any]) -> Parameter:

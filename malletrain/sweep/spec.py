@@ -33,6 +33,7 @@ from malletrain.sweep.space import (
     Parameter,
     SpaceError,
     check_choices,
+    check_range,
     parameter,
     unknown_places,
 )
@@ -324,6 +325,7 @@ class Sweep(Section):
                 p = parameter(value)
                 if not (info.context or {}).get(STORED):
                     check_choices(p)
+                    check_range(p)
             except SpaceError as error:
                 raise PydanticCustomError(
                     "space", "{name}: {why}", {"name": name, "why": str(error)}

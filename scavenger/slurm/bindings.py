@@ -29,6 +29,7 @@ from scavenger.slurm.parse import (
     SlurmJob,
     SlurmJobTable,
     SlurmReservation,
+    own_name,
 )
 
 Tables = tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]
@@ -204,8 +205,8 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
     table = SlurmJobTable([], [], [])
     for job in items(jobs):
         name, state = job.name or "", str(job.state)
-        is_lease = name.startswith(prefix)
-        if not is_lease and state not in (*WAITING_STATES, SUSPENDED_STATE):
+        lease_name = own_name(name, prefix)
+        if not lease_name and state not in (*WAITING_STATES, SUSPENDED_STATE):
             continue
         slurm_job = SlurmJob(
             state,
@@ -224,8 +225,12 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             job.batch_host or "",
             str(job.account or ""),
         )
-        others = table.suspended if state == SUSPENDED_STATE else table.pending
-        (table.ours if is_lease else others).append(slurm_job)
+        if lease_name:
+            table.ours.append(slurm_job._replace(name=lease_name))
+        # A renamed job is ours only if it belongs to the user of its lease.
+        if not name.startswith(prefix) and state in (*WAITING_STATES, SUSPENDED_STATE):
+            others = table.suspended if state == SUSPENDED_STATE else table.pending
+            others.append(slurm_job)
     return table
 
 

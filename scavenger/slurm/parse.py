@@ -113,7 +113,7 @@ class SlurmJobTable(NamedTuple):
     """The relevant jobs of one poll."""
 
     pending: list[SlurmJob]
-    """Jobs of others in WAITING_STATES."""
+    """Jobs of others in WAITING_STATES, and of ours those that a plugin has renamed."""
     ours: list[SlurmJob]
     """All jobs with our prefix in their names, including ended ones."""
     suspended: list[SlurmJob]
@@ -198,13 +198,13 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
         SchedulerError: the text has another form.
     """
     table = SlurmJobTable([], [], [])
-    begin, own = mark + "|", "|" + prefix
+    begin = mark + "|"
     relevant = tuple(f"{begin}{state}|" for state in (*WAITING_STATES, SUSPENDED_STATE))
     for line in require_complete(text, "squeue").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a name that contains a line break
-        is_lease = own in line
-        if not is_lease and not line.startswith(relevant):
+        may_be_lease = prefix in line
+        if not may_be_lease and not line.startswith(relevant):
             continue
         fields = line.split("|", 15)
         if len(fields) != 16:
@@ -230,15 +230,34 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             "" if fields[14] == "n/a" else fields[14],
             "" if fields[13] == "(null)" else fields[13],
         )
-        if is_lease and job.name.startswith(prefix):
-            table.ours.append(job)
-        elif job.state in WAITING_STATES:
+        if may_be_lease and (name := own_name(job.name, prefix)):
+            table.ours.append(job._replace(name=name))
+        if may_be_lease and job.name.startswith(prefix):
+            continue
+        # A renamed job is ours only if it belongs to the user of its lease.
+        if job.state in WAITING_STATES:
             table.pending.append(job)
         elif job.state == SUSPENDED_STATE:
             table.suspended.append(job)
     if text.strip() and begin not in text:
         raise _unreadable("squeue", text)
     return table
+
+
+_LEASES = r"[A-Za-z]+\d+(?:[-+]\d+)*(?![A-Za-z0-9+])"
+
+
+def own_name(name: str, prefix: str) -> str:
+    """Return the name with which a job of ours was submitted; empty if it is no job of ours. A
+    job_submit plugin may have put text before or behind it.
+
+    Args:
+        name: the job's name.
+        prefix: beginning of the names of our jobs.
+    """
+    if match := re.search(f"(?<![A-Za-z0-9]){re.escape(prefix)}{_LEASES}", name):
+        return match[0]
+    return name if name.startswith(prefix) else ""
 
 
 _FIELD = re.compile(r"(\w+)=(\S*)")

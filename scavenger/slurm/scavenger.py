@@ -351,6 +351,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         answered_at = self.clock()
         ours = split_by_lease(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
         own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
+        own_ids = {job.id for job in own.values()}
+        jobs = jobs._replace(
+            pending=[job for job in jobs.pending if job.id not in own_ids],
+            suspended=[job for job in jobs.suspended if job.id not in own_ids],
+        )
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
         ask_of_missing(self.commands, s.prefix, missing(expected, own))

@@ -145,7 +145,7 @@ def test_a_put_that_died_takes_nothing_from_the_next_one(monkeypatch):
             begun, go = delayed(pool, "drop")
             await begin(pool, cache)
             with monkeypatch.context() as patch:
-                patch.setattr(proxy, "PUT_S", 0.0)
+                patch.setattr(proxy, "MAX_PUT_S", 0.0)
                 await begun.wait()
             await replaced(cache, pool, begun, go)
 

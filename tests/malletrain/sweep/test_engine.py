@@ -17,6 +17,7 @@ from optuna.trial import TrialState
 from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.results import results
 from malletrain.sweep.spec import SweepError
+from tests.malletrain.sweep import sweep_world
 from tests.malletrain.sweep.sweep_world import STEPS, World, described, loss
 
 
@@ -443,3 +444,49 @@ def test_at_another_daemon_nothing_is_taken_from_its_jobs():
     assert not any(t.intermediate_values for t in world.trials()[:3])
     why = world.trials()[0].user_attrs["malletrain:why"]
     assert why == "its job j1 is that of another daemon, d1"
+
+
+def in_the_study(world):
+    """The study, as another program opens it."""
+    return optuna.load_study(study_name="s", storage=world.storage)
+
+
+@pytest.mark.parametrize("engine", ["runs", "is started later"])
+@pytest.mark.parametrize("state", [TrialState.FAIL, TrialState.COMPLETE])
+def test_the_job_of_a_trial_that_another_program_ends_is_cancelled(engine, state):
+    """As optuna-dashboard does; the job would train on without anybody who ends it."""
+    world = World(described(trials=3, at_once=2, pruner="none"))
+    world.turn()
+    in_the_study(world).tell(0, None if state == TrialState.FAIL else 0.5, state)
+    if engine == "is started later":
+        world.engine = world.started()
+    world.turn()
+    assert world.jobs.jobs["j1"].state == "cancelled"
+    assert world.jobs.jobs["j1"].why == "another program ended its trial in the study"
+    world.jobs.cancel = pytest.fail  # nor is it cancelled again and again
+    world.play()
+    assert world.states() == [state.name, "COMPLETE", "COMPLETE"]
+
+
+def test_trials_that_another_program_has_queued_are_run_and_none_is_forgotten():
+    world = World(described(trials=3, at_once=2, pruner="none"))
+    world.turn()
+    for x in (0.1, 0.2):
+        in_the_study(world).enqueue_trial({"x": x})
+    world.play()
+    assert world.states() == ["COMPLETE", "COMPLETE", "COMPLETE", "WAITING"]
+    assert world.trials()[2].params == {"x": 0.1}
+    ledger = Ledger.open(world.storage, "s")
+    assert ledger.end.endswith("1 more wait in the study: malletrain sweep add-trials s 1.")
+    ledger.want(4)
+    world.play()
+    assert world.trials()[3].params == {"x": 0.2}
+
+
+def test_a_queued_trial_whose_values_are_not_of_the_space_fails_and_stops_no_other():
+    text = sweep_world.TEXT.replace("[sampler]", 'kind = ["a", "b"]\n[sampler]')
+    world = World(described(trials=2, at_once=1, pruner="none", text=text))
+    in_the_study(world).enqueue_trial({"x": 0.5, "kind": "c"})
+    world.play()
+    assert world.states() == ["FAIL", "COMPLETE"]
+    assert "its values are not of the space" in world.trials()[0].user_attrs["malletrain:why"]

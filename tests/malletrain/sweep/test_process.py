@@ -117,3 +117,33 @@ def test_a_value_that_the_database_refuses_is_not_waited_for(tmp_path, sweep, mo
     with pytest.raises(SweepError, match="refuses: value too long"):
         process.run(ledger, TrainingJobs(), lambda line: None)
     assert "value too long" in ledger.end
+
+
+def test_a_study_that_is_deleted_meanwhile_is_a_sentence(tmp_path, sweep):
+    with open_storage(f"sqlite:///{tmp_path / 'sweeps.db'}") as storage:
+        ledger = Ledger.create(storage, sweep)
+
+        def point(name):
+            if name == "bound" and ledger.exists:
+                optuna.delete_study(study_name="s", storage=storage.url)
+
+        words = r"study of the sweep s has been deleted.*Its jobs go on: malletrain status"
+        with pytest.raises(SweepError, match=words):
+            process.run(ledger, TrainingJobs(), lambda line: None, point)
+
+
+def test_a_trial_that_another_program_ends_within_a_turn_stops_no_sweep(sweep):
+    storage = optuna.storages.InMemoryStorage()
+    ledger = Ledger.create(storage, sweep)
+    jobs = TrainingJobs()
+
+    def point(name):
+        if name == "submitted" and list(jobs.jobs) == ["j1", "j2"]:
+            study = optuna.load_study(study_name="s", storage=storage)
+            study.tell(1, state=optuna.trial.TrialState.FAIL)
+
+    assert process.run(ledger, jobs, lambda line: None, point) == "All trials have ended."
+    states = [trial.state.name for trial in ledger.trials()]
+    assert states[1] == "FAIL"
+    assert "RUNNING" not in states
+    assert jobs.jobs["j2"].state == "cancelled"

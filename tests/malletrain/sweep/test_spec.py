@@ -72,6 +72,11 @@ def test_what_is_kept_of_it_is_all_of_it(tmp_path):
         ("trials = 20", "trials = ", "line 5: This is not valid TOML"),
         ('["relu", "tanh"]', "[1.0, inf]", 'act: inf is no finite number.*as a text, "inf"'),
         ('["relu", "tanh"]', "[1.0, nan]", "act: nan is no finite number"),
+        (
+            '["relu", "tanh"]',
+            "{ low = 0, high = 18446744073709551615 }",
+            "act: whole numbers above 9,007,199,254,740,992 are stored as others",
+        ),
         ("trials = 20", "node_hours = inf", "sweep.node_hours: .*finite"),
         ('nodes = "1:4"', "weight = inf", "job.weight: .*finite"),
         ("[pruner]", "[sampler]\nseed = -1\n[pruner]", "seed: -1 is no seed.*0 to 4294967295"),

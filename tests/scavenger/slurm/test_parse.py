@@ -6,6 +6,7 @@ from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import (
     SlurmReservation,
     new_mark,
+    own_name,
     planned_uses,
     read_duration,
     read_jobs,
@@ -16,6 +17,24 @@ from scavenger.slurm.parse import (
 from tests.scavenger.slurm import slurm_world as world
 
 PREFIX = "malletrain-abc-"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        (f"{PREFIX}l7", f"{PREFIX}l7"),
+        (f"{PREFIX}l1-3+5", f"{PREFIX}l1-3+5"),
+        (f"proj_{PREFIX}l7", f"{PREFIX}l7"),
+        (f"{PREFIX}l7_x", f"{PREFIX}l7"),
+        (f"[p] {PREFIX}l1-3 (a)", f"{PREFIX}l1-3"),
+        (f"{PREFIX}lease", f"{PREFIX}lease"),
+        (f"my{PREFIX}l7", ""),
+        ("malletrain-xyz-l7", ""),
+        ("train", ""),
+    ],
+)
+def test_the_name_of_a_job_of_ours_whatever_a_plugin_adds_to_it(name, ours):
+    assert own_name(name, PREFIX) == ours
 
 
 def test_nodes_of_several_partitions():
@@ -64,7 +83,7 @@ def test_only_waiting_jobs_and_ours_are_kept():
         "MARK",
         PREFIX,
     )
-    assert [job.id for job in table.ours] == ["3", "4"]
+    assert [job.id for job in table.ours] == ["3", "4", "5", "6"], "if their user is ours"
     assert [(job.id, job.name) for job in table.pending] == [
         ("2", "a|b"),
         ("5", f"not-{PREFIX}l9"),

@@ -1,0 +1,138 @@
+"""One engine for each sweep, wherever it runs: a record in the study that the engine renews.
+
+The lock of a file in the state directory (:mod:`malletrain.sweep.process`) keeps two engines of one
+directory apart. Two engines with directories of their own, such as those of two clusters, may use
+one database. Each would end the trials of the other and start new ones.
+
+Decides whether another engine still runs. No clocks of hosts are compared: an engine is gone if its
+record does not change for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.spec import SweepError
+
+RENEW_S = 5.0
+"""Time between two changes of the record, seconds."""
+MAX_SILENCE_S = 30.0
+"""Time after which an engine whose record does not change is gone, seconds."""
+LOOK_S = 1.0
+"""Time between two looks at another engine's record, seconds."""
+
+
+class OtherEngineError(SweepError):
+    """Another engine runs the sweep. ``engine``: its process and host."""
+
+    def __init__(self, name: str, engine: str) -> None:
+        super().__init__(
+            f"The sweep {name} is being run by {engine}, with another state directory. Stop that "
+            "process first; its jobs go on."
+        )
+        self.engine = engine
+
+
+class SoleEngine:
+    """The record of this engine. ``clock``: monotonic seconds."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._sleep = sleep
+        self._id = secrets.token_hex(8)
+        self._renewed_at = -RENEW_S
+        self._count = 0
+
+    def claim(self, say: Callable[[str], None]) -> None:
+        """Wait until no other engine runs, and make this one the engine of the sweep. Raises
+        OtherEngineError if another one does. ``say``: called with a line of text if it takes a
+        while.
+        """
+        before = self._ledger.engine
+        if before and not _has_died(before):
+            say(
+                f"{_named(before).capitalize()} ran this sweep last. Looking for "
+                f"{MAX_SILENCE_S:g} s whether it still does."
+            )
+            until = self._clock() + MAX_SILENCE_S
+            while self._clock() < until:
+                self._sleep(LOOK_S)
+                now = self._ledger.engine
+                if now and now != before:
+                    raise OtherEngineError(self._ledger.name, _named(now))
+                if not now:
+                    break
+        self._write()
+
+    def renew(self) -> None:
+        """Renew the record, if it is time. Raises OtherEngineError if another engine has taken the
+        sweep over.
+        """
+        if self._clock() - self._renewed_at < RENEW_S:
+            return
+        now = self._ledger.engine
+        if now.get("id") != self._id:
+            raise OtherEngineError(self._ledger.name, _named(now))
+        self._write()
+
+    def release(self) -> None:
+        """Delete the record, unless it is another engine's."""
+        with contextlib.suppress(optuna.exceptions.StorageInternalError, KeyError):
+            if self._ledger.engine.get("id") == self._id:
+                self._ledger.note_engine({})
+
+    def _write(self) -> None:
+        self._count += 1
+        self._renewed_at = self._clock()
+        self._ledger.note_engine(
+            {
+                "id": self._id,
+                "host": os.uname().nodename,
+                "pid": os.getpid(),
+                "count": self._count,
+            }
+        )
+
+
+@contextlib.contextmanager
+def sole_engine(ledger: Ledger, say: Callable[[str], None]) -> Iterator[SoleEngine]:
+    """Be the only engine of the sweep. Raises OtherEngineError if another one runs."""
+    engine = SoleEngine(ledger)
+    engine.claim(say)
+    try:
+        yield engine
+    finally:
+        engine.release()
+
+
+def _named(engine: dict[str, Any]) -> str:
+    return f"process {engine.get('pid')} on {engine.get('host')}"
+
+
+def _has_died(engine: dict[str, Any]) -> bool:
+    """Return whether the engine ran on this host and its process is gone, or is this one."""
+    pid = engine.get("pid")
+    if engine.get("host") != os.uname().nodename or not isinstance(pid, int):
+        return False
+    if pid == os.getpid():
+        return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return not Path(f"/proc/{pid}").exists()
+    return stat.rpartition(")")[2].split()[:1] == ["Z"]

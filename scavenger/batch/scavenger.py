@@ -3,14 +3,12 @@ part, and gives them back.
 
 Contains everything that :mod:`scavenger.slurm` and :mod:`scavenger.pbs` share. These define how
 their scheduler is read and how a lease is requested. :mod:`scavenger.batch.rules` decides which
-node is a gap, :mod:`scavenger.batch.lease_ledger` tracks the leases, and
-:mod:`scavenger.batch.submission` submits and cancels jobs. :class:`BatchScavenger` combines them.
+node is a gap, :mod:`scavenger.batch.lease_request` what a lease of it is,
+:mod:`scavenger.batch.lease_ledger` tracks the leases, and :mod:`scavenger.batch.submission` submits
+and cancels jobs. :class:`BatchScavenger` combines them.
 
 :func:`contact` describes the condition of the connection to the main scheduler, from the calls and
 the ledger. It decides only the sentences.
-
-:func:`lease_spec` turns a request into the specification of a lease, or refuses it. It decides the
-time limit and the environment of a lease.
 """
 
 from __future__ import annotations
@@ -25,9 +23,10 @@ from typing import Generic
 from scavenger.batch.calls import CallLog, PollPause, RequestBudget, too_busy
 from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.groups import PartOf, packs
+from scavenger.batch.groups import PartOf
 from scavenger.batch.lease_ender import LeaseEnder, must_leave
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
+from scavenger.batch.lease_request import lease_spec, not_yet, packed, refused
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.poll_result import (
     ConfiguredSite,
@@ -37,9 +36,9 @@ from scavenger.batch.poll_result import (
     SiteT,
 )
 from scavenger.batch.preemption_hold import hold_for
-from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
+from scavenger.batch.rules import Explanations, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.slots import CPUS, MEMORY_MB, parts_of_hosts
+from scavenger.batch.slots import parts_of_hosts
 from scavenger.batch.submission import (
     Dialect,
     LeaseSpec,
@@ -93,111 +92,6 @@ def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
     return (
         f"{title} {site.display_name} is older than {required}, the oldest that MalleTrain "
         f"supports; update {title}."
-    )
-
-
-def lease_spec(
-    request: LeaseRequest,
-    view: PollConclusions[SiteT],
-    settings: BatchSettings[OptionsT],
-    ledger: LeaseLedger,
-    step_s: float,
-    grace_s: float,
-    max_length: tuple[float | None, str] = (None, ""),
-) -> LeaseSpec:
-    """Return the specification of the lease for a request.
-
-    Args:
-        request: the daemon's request.
-        view: the poll on which the request is decided.
-        settings: settings of the site.
-        ledger: the leases.
-        step_s: time limits are multiples of this, seconds.
-        grace_s: grace time of a preempted lease, seconds.
-        max_length: (maximum length of a job where leases run, seconds, or None; what sets it).
-
-    Raises:
-        SchedulerError: the lease may not be requested now.
-    """
-    s, now = settings, view.time
-    facts = view.answer.facts.get(request.node)
-    if facts is None:
-        raise SchedulerError(f"{ledger.scheduler} knows no node {request.node}")
-    if reason := why_not(facts, view.rules, view.choice, now):
-        raise SchedulerError(f"{request.node} is no longer a gap: {reason}")
-    max_length_s, limited_by = max_length
-    if max_length_s is not None and max_length_s < min(s.min_length_s, s.time_limit_s):
-        raise SchedulerError(
-            f"{ledger.scheduler} takes jobs of {max_length_s:g} s at most where leases run "
-            f"({limited_by}), and the shortest lease has {s.min_length_s:g} s"
-        )
-    free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
-    time_limits = free_s, s.rules.hours.remaining_s(now), request.duration_s, max_length_s
-    limit_s = s.limit_s(request.id, step_s, *time_limits)
-    if limit_s is None:
-        raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
-    if reason := ledger.refusal(ledger.user_of(request.id), now):
-        raise SchedulerError(reason)
-    env = {
-        **request.env,
-        "MALLETRAIN_LEASE": request.id,
-        "MALLETRAIN_NODE": request.node,
-        "MALLETRAIN_NODE_CLASS": s.class_of(facts),
-        "MALLETRAIN_GRACE_S": f"{grace_s:g}",
-    }
-    slot = s.slot_kind(facts.kind)
-    if slot is not None:
-        # The batch script learns its host from the scheduler.
-        env["MALLETRAIN_SLOT"] = request.node.removeprefix(f"{host_of(request.node)}/")
-        env["MALLETRAIN_SLOT_CPUS"] = str(slot.amounts[CPUS])
-        env["MALLETRAIN_SLOT_MEMORY_MB"] = str(slot.amounts[MEMORY_MB])
-    # The files in output_dir belong to this process's user.
-    output = (
-        s.output_dir / f"{request.id}.out"
-        if s.output_dir is not None and request.owner is None
-        else None
-    )
-    return LeaseSpec(
-        s.prefix + request.id,
-        request.node,
-        request.argv,
-        env,
-        limit_s,
-        grace_s,
-        output,
-        keep_at_home=s.output_dir is not None and output is None,
-        lease=request.id,
-        owner=request.owner,
-        slot=slot,
-    )
-
-
-def refused(lease: str, node: str, reason: str) -> Lease:
-    """Return the result for a refused request.
-
-    Args:
-        lease: id of the lease.
-        node: name of its node.
-        reason: words without a full stop.
-    """
-    return Lease(lease, "", LeaseState.ENDED, node, reason)
-
-
-def not_yet(pack: Sequence[LeaseSpec], error: SchedulerError) -> list[Lease]:
-    """Return the results for leases that are not requested now."""
-    return [Lease(spec.lease, "", LeaseState.NOT_YET, spec.node, str(error)) for spec in pack]
-
-
-def packed(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]:
-    """Return which leases share a job, at most ``max_leases``: those of one owner and one class of
-    nodes.
-    """
-    return packs(
-        specs,
-        max_leases,
-        lambda spec: spec.lease,
-        lambda spec: (spec.owner, spec.env["MALLETRAIN_NODE_CLASS"]),
-        lambda spec: spec.limit_s,
     )
 
 

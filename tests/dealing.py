@@ -3,6 +3,8 @@
 ``--dist worksteal`` hands each worker a contiguous part of the tests, of equal number, and those
 that are done take from the others. Decides the parts: every one begins with its share of the slow
 modules. A module stays together, because its fixtures are made once in each worker that needs them.
+Modules that need the fork server of tests.forked begin only half of the parts: each worker that
+starts one imports torch and its compiler for it.
 """
 
 from __future__ import annotations
@@ -10,17 +12,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 
-def deal(sizes: Mapping[str, int], slow: Collection[str], workers: int) -> list[str]:
+def deal(
+    sizes: Mapping[str, int], slow: Collection[str], workers: int, forking: Collection[str] = ()
+) -> list[str]:
     """The modules in order.
 
     Args:
         sizes: tests of each module, in the order in which they were collected.
         slow: those whose tests take seconds.
         workers: how many parts the order is cut into.
+        forking: those of them that need the fork server.
     """
     parts: list[list[str]] = [[] for _ in range(max(1, workers))]
-    for number, module in enumerate(name for name in sizes if name in slow):
-        parts[number % len(parts)].append(module)
+    half = parts[: (len(parts) + 1) // 2]
+    ordered = sorted((name for name in sizes if name in slow), key=lambda name: name not in forking)
+    for module in ordered:
+        min(half if module in forking else parts, key=len).append(module)
     counts = [sum(sizes[module] for module in part) for part in parts]
     fast = [name for name in sizes if name not in slow]
     for module in sorted(fast, key=lambda name: -sizes[name]):

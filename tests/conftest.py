@@ -60,6 +60,15 @@ SLOW = (
     "malletrain/launch",
 )
 """Folders of which all tests are marked ``slow``. Elsewhere modules and tests have the mark."""
+FORKING = ("tests.forked", "tests.malletrain.elastic.conductor")
+"""A module with something from these needs the fork server."""
+
+
+def _needs_fork_server(module):
+    return any(
+        getattr(value, "__module__", "") in FORKING or getattr(value, "__name__", "") in FORKING
+        for value in vars(module).values()
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -80,8 +89,9 @@ def pytest_collection_modifyitems(items):
         modules.setdefault(str(item.path), []).append(item)
     sizes = {name: len(tests) for name, tests in modules.items()}
     slow = {n for n, tests in modules.items() if any(t.get_closest_marker("slow") for t in tests)}
+    forking = {name for name in slow if _needs_fork_server(modules[name][0].module)}
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items[:] = [item for name in deal(sizes, slow, workers) for item in modules[name]]
+    items[:] = [item for name in deal(sizes, slow, workers, forking) for item in modules[name]]
 
 
 _frozen_modules = 0

@@ -2,11 +2,14 @@
 wait for. A plugin of pytest.
 
 On two cores the duration of a test depends on what else runs; its processor time does not, so this
-list shows which tests to shorten. Processes that outlive their parent are not counted.
+list shows which tests to shorten. Processes that outlive their parent are not counted: those of a
+Slurm's jobs, and those of the fork server (tests.forked). The machine's own count has them, and
+whatever else ran meanwhile.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 from collections import Counter
 from pathlib import Path
@@ -19,12 +22,26 @@ ROWS = 25
 """Number of tests, and of folders, in the lists at the end of a run."""
 
 _began: dict[str, float] = {}
+_machine_began_s = 0.0
+"""What :func:`machine_s` was when the run began, seconds."""
 
 
 def used_s() -> float:
     """Return the processor time of this process and of its children that have ended, seconds."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def machine_s() -> float:
+    """Return the processor time of all processes of this machine since it started, seconds."""
+    first = Path("/proc/stat").read_text().partition("\n")[0]  # proc_stat(5)
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, first.split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def pytest_sessionstart() -> None:
+    global _machine_began_s
+    _machine_began_s = machine_s()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -61,7 +78,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     }
     if not terminalreporter.config.getoption("durations") or not seconds:
         return
-    terminalreporter.section(f"processor time: {sum(seconds.values()):.0f} s")
+    whole = f"{machine_s() - _machine_began_s:.0f} s of the machine"
+    terminalreporter.section(f"processor time: {sum(seconds.values()):.0f} s, {whole}")
     for table in (Counter(seconds), by_folder(seconds)):
         for name, used in table.most_common(ROWS):
             terminalreporter.write_line(f"{used:8.1f} s  {name}")

@@ -327,18 +327,20 @@ for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     cpus=${{1:-1}}
     if [ $# -gt 0 ]; then shift; fi
     (
+exec 5>&1 >&4 4>&-
 {CHOICE}
 export MALLETRAIN_NODE="$node"
 exec srun --nodes=1 --ntasks=1 --nodelist="$node" --cpus-per-task="$cpus" --cpu-bind=none --mem=0 \\
-    --input=none --unbuffered --quiet --export=ALL "$@" 5>&1 >&4 4>&-
+    --input=none --unbuffered --quiet --export=ALL "$@"
     ) &
 done | cat >/dev/null
 """
 """Script of a block on its first node. It starts the agent of each node as a separate step, so that
 one of them can be signalled, and its node released, without the others.
 
-Each srun has the pipe to ``cat`` open until it ends. The script does not use ``wait``: Slurm 25.05
-starts it with SIGCHLD blocked, and the ``wait`` of dash then never returns.
+Each srun has the pipe to ``cat`` open until it ends, as file 5, because the lines of its lease may
+redirect its output to a file. The script does not use ``wait``: Slurm 25.05 starts it with SIGCHLD
+blocked, and the ``wait`` of dash then never returns.
 """
 
 

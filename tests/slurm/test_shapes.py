@@ -175,3 +175,31 @@ def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     )
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "nothing is left")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_leases_whose_output_is_kept_run_until_they_are_given_back(cluster, root, shape):
+    """As with a daemon, which keeps it unless the site says otherwise."""
+    slurm = cluster(2)
+    outputs = root / "outputs"
+    outputs.mkdir()
+    one = shared(slurm, shape, output_dir=outputs)
+    one.poll()
+    command = ("/bin/sh", "-c", "echo this is $MALLETRAIN_NODE; sleep 600")
+    leases = one.take([LeaseRequest(f"l{i}", f"n{i}", command) for i in (1, 2)])
+
+    def printed():
+        return {path.name: path.read_text() for path in outputs.iterdir()}
+
+    slurm.until(
+        lambda: all(f"this is n{i}" in printed().get(f"l{i}.out", "") for i in (1, 2)),
+        "both leases print",
+    )
+    assert here(one) == {"l1": "n1", "l2": "n2"}
+    one.give_back(leases)
+
+    def gone():
+        one.poll()
+        return not slurm.leases()
+
+    slurm.until(gone, "the leases end")

@@ -201,6 +201,12 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
         wind, terrain = _northward_first(wind, terrain, name)
     speed = to_si(wind.to_numpy(), units, SPEED_UNITS, f"{name}: {wind.name or 'wind'}")
     speed = speed.reshape(-1, *speed.shape[-2:])  # runs, members and hours all become fields
+    empty = int((~np.isfinite(speed)).all(axis=(1, 2)).sum())
+    if 0 < empty < len(speed):
+        raise WindsrError(
+            f"{name}: {empty} of {len(speed)} fields have no value, as where runs of a forecast "
+            "have different hours; leave them out, or give a file for each."
+        )
     heights = np.zeros(speed.shape[-2:], np.float32)
     if terrain is not None:
         heights = to_si(

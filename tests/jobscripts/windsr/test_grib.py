@@ -154,6 +154,35 @@ def test_a_field_that_is_there_twice_is_there_once(tmp_path, second, refused):
         read(tmp_path / "twice.grib2", Options(spacing=2500.0))
 
 
+FIRST_EDITION = {U: (2, 33, 105, 10), V: (2, 34, 105, 10), GEOPOTENTIAL: (128, 129, 1, 0)}
+"""Table, parameter, kind of level and level."""
+
+
+@pytest.mark.parametrize(("second", "refused"), [(8.0, False), (9.0, True)])
+def test_the_first_edition_of_grib(tmp_path, second, refused):
+    """With a field that is there twice, which has no bitmap."""
+    import eccodes
+
+    places = {key: value for key, value in DEGREES.items() if key != "gridType"}
+    with open(tmp_path / "first.grib", "wb") as file:
+        for what, value in ((U, 6.0), (V, 8.0), (V, second), (GEOPOTENTIAL, 9806.65)):
+            handle = eccodes.codes_grib_new_from_samples("GRIB1")
+            names = ("table2Version", "indicatorOfParameter", "indicatorOfTypeOfLevel", "level")
+            keys = dict(zip(names, FIRST_EDITION[what], strict=True)) | places
+            for key, number in (keys | {"dataDate": 20170602, "dataTime": 300}).items():
+                eccodes.codes_set(handle, key, number)
+            eccodes.codes_set_values(handle, np.full(ROWS.size, value))
+            eccodes.codes_write(handle, file)
+            eccodes.codes_release(handle)
+    if refused:
+        with pytest.raises(WindsrError, match="has 10v of 20170602 0300, step 0, twice"):
+            read(tmp_path / "first.grib", Options(spacing=2500.0))
+        return
+    fields = read(tmp_path / "first.grib", Options(spacing=2500.0))
+    np.testing.assert_allclose(fields.wind, 10.0, rtol=1e-5)
+    np.testing.assert_allclose(fields.terrain, 1000.0, rtol=1e-5)
+
+
 @pytest.mark.parametrize("content", [b"", b"GRIB", b"x" * 999])
 def test_what_is_no_grib_file_is_said_in_a_sentence(tmp_path, content):
     (tmp_path / "bad.grib2").write_bytes(content)

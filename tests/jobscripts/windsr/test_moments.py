@@ -75,6 +75,17 @@ def test_times_that_are_not_known_are_refused(file, words):
         from_dataset(file, "it", Options())
 
 
+@pytest.mark.parametrize("spacing", [None, 1900.0])
+def test_hours_that_are_missing_are_named(spacing):
+    """Two runs of a forecast with different lead times leave two of four fields empty."""
+    file = forecasts("step", (np.array([6, 30], "timedelta64[h]"),))
+    speed = file.wind_speed.to_numpy().copy()
+    speed[0, 1] = speed[1, 0] = np.nan
+    file = file.assign(wind_speed=(file.wind_speed.dims, speed, {"units": "m s-1"}))
+    with pytest.raises(WindsrError, match="it: 2 of 4 fields have no value, as where runs"):
+        from_dataset(file, "it", Options(spacing=spacing))
+
+
 @pytest.mark.parametrize("calendar", ["noleap", "360_day"])
 def test_another_calendar_is_refused_in_a_sentence(tmp_path, calendar):
     units = {"units": "days since 2017-01-01", "calendar": calendar}

@@ -106,16 +106,6 @@ def test_a_node_without_its_files_does_not_burn_the_tasks(shared):
     assert not kinds & {"node-rejected", "job-suspended"}, "the farm keeps its minimum of nodes"
 
 
-def test_failed_tasks_of_a_running_farm_can_be_retried(shared):
-    command = "test -e {x} || {{ test {x} = go && sleep 1000; exit 1; }}"
-    job = farms.submit(shared, command, [["ready"], ["go"]], nodes="1:2", time_s=3600)
-    shared.until(lambda: farms.tasks(shared, job).counts["failed"] == 1, "one task fails")
-    shared.script("ready", "")
-    with shared.client() as client:
-        assert client.do(operations.retry(job, numbers=[0])) == 1
-    shared.until(lambda: farms.tasks(shared, job).counts["done"] == 1, "it succeeds")
-
-
 def test_a_time_limit_stops_a_task(shared):
     job = farms.submit(shared, "sleep {x}", [["1000"]], time_s=0.5)
     shared.until_state(job, "failed")

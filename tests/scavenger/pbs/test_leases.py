@@ -214,7 +214,7 @@ def test_there_are_never_more_requests_than_gaps(world):
         LeaseState.ENDED,
         LeaseState.ENDED,
     ]
-    assert "n2 is asked for with lease l2" in leases[2].reason
+    assert "n2 is requested with lease l2" in leases[2].reason
     assert "says it is job-exclusive" in leases[0].reason
     assert "knows no node nowhere" in leases[3].reason
     [again] = one.take([request(5, node="n2")])

@@ -74,7 +74,7 @@ def test_no_node_is_asked_for_twice_at_once(slurm):
         LeaseState.PENDING,
         LeaseState.PENDING,
     ]
-    assert leases[1].reason == "n1 is asked for with lease l1"
+    assert leases[1].reason == "n1 is requested with lease l1"
     assert leases[3] == leases[0]
     assert len(slurm.tools.calls("sbatch")) == 2
     assert scavenger.take([request(4, "nowhere")])[0].reason == "Slurm knows no node nowhere"

@@ -46,12 +46,14 @@ class Block:
     kind: str
     """The language that the page gives, such as ``console``."""
     text: str
-    """Its lines."""
+    """Lines of the block."""
     note: str
     """The comment above it, or nothing."""
 
     def note_after(self, begin: str) -> str | None:
-        """What the note says after the words ``begin``; None when it does not begin so."""
+        """Return the rest of the note after the words ``begin``; None if it does not begin with
+        them.
+        """
         return self.note[len(begin) :].strip() if self.note.startswith(begin) else None
 
 
@@ -60,7 +62,7 @@ class Command:
     """A command of a page."""
 
     text: str
-    """What is typed."""
+    """Text that the reader types."""
     says: list[str] = field(default_factory=list)
     """Lines that it must print."""
 
@@ -175,7 +177,7 @@ class Session:
         )
 
     def _watch(self, command: str) -> None:
-        """Interrupt a command that goes on for ever, once it has printed something."""
+        """Interrupt a command without an end, once it has printed something."""
         ours, theirs = pty.openpty()
         process = self._open(command, theirs)
         os.close(theirs)
@@ -224,7 +226,7 @@ def session(
 
 
 def _read_until(terminal: int, process: subprocess.Popen[bytes], text: str) -> str:
-    """What a terminal shows until ``text`` (or anything) is there."""
+    """Return the output of a terminal until ``text`` (or anything) appears."""
     data = b""
     end = time.monotonic() + PATIENCE_S
     while not data or text.encode() not in data:

@@ -142,7 +142,7 @@ def shards(folder: Path) -> Names:
 
 
 def shards_in_memory(folder: Path) -> Names:
-    """The same, and the memory of a node."""
+    """As the previous setting, with snapshots in the memory of a node."""
     from malletrain.protocol import env
 
     (folder / "memory").mkdir(mode=0o700)
@@ -265,7 +265,7 @@ def client(folder: Path) -> Names:
 
 
 def metric(folder: Path) -> Names:
-    """What an epoch has measured."""
+    """Metrics of an epoch."""
     import malletrain
 
     return {"malletrain": malletrain, "accuracy": 0.5, "epoch": 0}
@@ -304,7 +304,7 @@ def trackers(folder: Path) -> Names:
 
 
 def replica(folder: Path) -> Names:
-    """A simulated engine, which is the replica whatever its address is on the page."""
+    """A simulated engine. It is used as the replica, whatever address the page has."""
     from llmserve.generation import GenerationRequest
     from llmserve.live_dispatcher import LiveDispatcher
     from llmserve.policies import FairServe

@@ -1,5 +1,5 @@
-"""What goes wrong in a world, when, and how often: drawn from the seed, of the kinds that are
-allowed. After a while nothing more goes wrong, and everything is whole again.
+"""Faults in a world: kind, time and number are drawn from the seed, among the allowed kinds. After
+a while all faults end, and everything works again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.dst.world import World
 
 LASTS_S = 4.0, 11.0
-"""The shortest and the longest time in which something goes wrong."""
+"""Shortest and longest period with faults, seconds."""
 
 
 def _node(world: World) -> str:
@@ -26,7 +26,7 @@ def notice(world: World) -> None:
 
 
 def no_notice(world: World) -> None:
-    """It takes a node back at once."""
+    """The main scheduler takes a node back without notice."""
     world.machine.want(_node(world), world.rng.uniform(1.0, 10.0), notice=False)
 
 
@@ -122,17 +122,17 @@ def scheduler_down(world: World) -> None:
 
 
 def scheduler_deaf(world: World) -> None:
-    """It does what it is asked for, and cannot say so."""
+    """The main scheduler carries out requests, and its answers are lost."""
     _trouble(world, "deaf")
 
 
 def scheduler_refuses(world: World) -> None:
-    """It takes no job."""
+    """The main scheduler refuses every job."""
     _trouble(world, "refuses")
 
 
 def scheduler_slow(world: World) -> None:
-    """Its answers take seconds."""
+    """The answers of the main scheduler take seconds."""
     usual = world.loop.thread_s
     if usual is world.usual_thread_s:
         world.say("fault", "the main scheduler is slow")
@@ -215,14 +215,14 @@ KINDS: dict[str, Callable[[World], None]] = {
     )
 }
 APART: dict[str, float] = {clock_set.__name__: 0.1}
-"""Kinds with a chance of their own, which is drawn apart: days that were found before they were
-thought of are what they were.
+"""Kinds of faults with a probability of their own. They are drawn from another generator, so that
+seeds found before a kind was added still give the same faults.
 """
 
 
 def plan(world: World) -> float:
-    """Draw what goes wrong in this world: some kinds, each some times. Return when that is over,
-    seconds from now.
+    """Draw the faults of this world: some kinds, each some times. Return the time until they are
+    over, seconds.
     """
     rng = world.rng
     until_s = rng.uniform(*LASTS_S)

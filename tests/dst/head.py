@@ -71,7 +71,7 @@ SUBMIT_AS = """[scheduler.slurm]
 submit_as = ["sudo", "-u", "{owner}"]"""
 GRACE_S = 6.0
 TURN_S = 0.02
-"""What comes in within so long at most is one turn."""
+"""Messages that arrive within this time are handled in one turn, seconds."""
 _MEMORY = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
 _ENGINE = create_engine("sqlite://", creator=lambda: _MEMORY, poolclass=StaticPool)
 event.listen(_ENGINE, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
@@ -90,7 +90,7 @@ def empty_store() -> Store:
 
 
 class VirtualTransport:
-    """What :class:`malletrain.daemon.server.transport.Transport` is to the daemon, over the virtual
+    """The daemon's :class:`malletrain.daemon.server.transport.Transport` over the virtual
     network.
     """
 
@@ -119,7 +119,7 @@ class VirtualTransport:
     connection_bytes = 0
 
     def end_unreadable(self, filling: bool) -> None:
-        """All messages end here."""
+        """Do nothing: in this network every message is complete."""
 
     def stop(self) -> None:
         if self._process.alive and self._network.server is self:

@@ -1,4 +1,4 @@
-"""What must hold at any time, and what at the end, whatever went wrong in between."""
+"""Invariants: some must hold at any time, others at the end, after any faults."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ if TYPE_CHECKING:
     from tests.dst.world import World
 
 FORGOTTEN_S = 20.0
-"""So long after a node was out of touch its old workers may be there yet."""
+"""Time after the loss of contact with a node during which its old workers may still exist,
+seconds.
+"""
 ORDERLY = frozenset(("notice", "cancel", "scale", "meddle"))
-"""What may happen without a sample lost, or trained twice."""
+"""Causes of a change of nodes by which no sample is lost or trained twice."""
 SETTLED_S = 15.0
-"""So long after the last fault, and after the last plan for it, a job is where it was sent."""
+"""Maximum time after the last fault, and after the last plan for a job, until the job has its
+planned nodes, seconds.
+"""
 UNTOLD_S = 6.0
 """Seconds whose samples a fault may remove from the counts (docs/concepts.md)."""
 
 
 class Invariants:
-    """Of one world."""
+    """Checks the invariants of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -46,7 +50,7 @@ class Invariants:
             counts[key] = max(counts.get(key, 0.0), message.samples)
 
     def touch(self, node: str) -> None:
-        """What comes from this node comes late from now on."""
+        """Note that messages of this node are late from now on."""
         self._touched[node] = self._world.loop.time()
 
     def out_of_touch(self, node: str) -> bool:
@@ -55,7 +59,7 @@ class Invariants:
         return now - self._touched.get(node, -1e9) < FORGOTTEN_S
 
     def look(self) -> None:
-        """What holds at any time."""
+        """Check the invariants that hold at any time."""
         world = self._world
         now = world.loop.time()
         for node in world.machine.nodes:
@@ -119,7 +123,9 @@ class Invariants:
             )
 
     def at_the_end(self) -> None:
-        """What holds once nothing goes wrong any more and everything has come to rest."""
+        """Check the invariants that hold once there are no more faults and everything has come to
+        rest.
+        """
         world = self._world
         self._profiles.at_the_end()
         rows = world.head.store.list_jobs()
@@ -147,9 +153,9 @@ class Invariants:
                 world.fail(f"a launcher is left on {node.name}")
 
     def _nothing_lost(self, job: str, truth: JobTruth, state: JobState) -> None:
-        """Where nodes go with notice every sample is trained exactly once, and each process of a
-        service hands over what it holds. In restart mode the first step of a round may be lost:
-        before it is over nobody has said that it saves on request.
+        """If nodes leave with notice, every sample is trained exactly once, and each process of a
+        service hands over its work. In restart mode the first step of a round may be lost: a worker
+        says that it saves on request only after that step.
         """
         world = self._world
         steps, first = 0, 0.0

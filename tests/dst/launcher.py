@@ -29,7 +29,7 @@ CRASHED = "ValueError: the script has a mistake"
 
 
 class VirtualFlags:
-    """What :class:`malletrain.protocol.flags.FlagsWriter` is to the agent; the worker reads it at
+    """Replaces the agent's :class:`malletrain.protocol.flags.FlagsWriter`; the worker reads it at
     its next step.
     """
 
@@ -52,8 +52,8 @@ class VirtualFlags:
 
 
 class VirtualLauncher:
-    """What :class:`malletrain.agent.fork_servers.Launched` is to the agent. ``router``: the agent's
-    socket; ``workers``: takes datagrams of workers; ``number``: of the process.
+    """Replaces the agent's :class:`malletrain.agent.fork_servers.Launched`. ``router``: the agent's
+    socket; ``workers``: takes datagrams of workers; ``number``: number of the process.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class VirtualLauncher:
         self._identity = f"launcher{number}".encode()
         self._code: int | None = None
         self._last_code = 0
-        """Which it ends with when it is told to."""
+        """Exit code of the process when it is told to end."""
         self._epoch = 0
         """Counts what makes pending steps void."""
         self.truth = trainings.of(assign.job, assign.spec)
@@ -88,7 +88,7 @@ class VirtualLauncher:
     # --- what its mode does ---
 
     def _begin(self) -> None:
-        """It has just been started."""
+        """Begin, just after the start of the process."""
 
     def _heard(self, message: Any) -> None:
         """A message of the agent that is not the end."""
@@ -97,7 +97,7 @@ class VirtualLauncher:
         """A drain is asked for, or (0) taken back."""
 
     def _stop_worker(self) -> None:
-        """What it has started ends with it, or before it."""
+        """End the worker, at the latest when the launcher ends."""
 
     def crash(self) -> None:
         """The job's own script fails here."""

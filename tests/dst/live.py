@@ -18,11 +18,11 @@ from tests.dst.live_groups import LiveGroup
 from tests.dst.truth import BATCH
 
 LAST_RESORT_S = 10.0
-"""So long after a loss a worker that has not given up its step ends itself."""
+"""Time after a loss after which a worker that has not given up its step ends itself, seconds."""
 SAVES_S = 1.8
 """A snapshot takes so long at the longest."""
 DRAIN_WAIT_S = 60.0
-"""So long a worker waits to be stopped after a snapshot that was asked for."""
+"""Maximum time that a worker waits to be stopped after a requested snapshot, seconds."""
 
 
 class LiveWorker:
@@ -36,7 +36,7 @@ class LiveWorker:
         self.position = 0.0
         """Samples that its state has seen."""
         self.lost_share = 0
-        """Of how many processes the step was that it has given up."""
+        """Number of processes in the step that it has given up."""
         self.group: LiveGroup | None = None
         self.place: Round | None = None
         """The newest round that it received."""
@@ -47,7 +47,7 @@ class LiveWorker:
         """The drain that it has served, and waits to be stopped."""
         self.served = 0
         self.deaf: tuple[LiveGroup, bool] | None = None
-        """What became of its group while it waits to be stopped: it does not notice."""
+        """End of its group, while the worker waits to be stopped and does not notice."""
         self.rank = 0
         self._aborted: set[int] = set()
         self._samples, self._steps, self._first = 0.0, 0, 0.0
@@ -59,7 +59,7 @@ class LiveWorker:
     # --- news ---
 
     def receive(self, place: Round) -> None:
-        """A round of its own: it checks in while it trains on."""
+        """Receive its place in a round; it checks in while it continues to train."""
         self.place = place
         if self.up:
             self.launcher.in_while(0.01, 0.2, self._check_in, place)
@@ -145,7 +145,7 @@ class LiveWorker:
             self._groups.enters(group, self)
 
     def _leave_void(self) -> None:
-        """What it was about to enter is void."""
+        """Leave the round that it was about to enter, because the round is void."""
         group, place = self.entering, self.place
         assert place is not None or group is None
         if group is not None and place is not None:
@@ -200,7 +200,7 @@ class LiveWorker:
         return local.Sender(self.launcher.job, self.tried, self.rank, self.pid)
 
     def drain(self, number: int) -> None:
-        """Its snapshot is on disk; it waits to be stopped."""
+        """Wait to be stopped; the snapshot is on disk."""
         self.draining = self.served = number
         self.launcher.in_while(0.05, SAVES_S, self._drained, number)
         self.launcher.in_while(DRAIN_WAIT_S, DRAIN_WAIT_S, self.trains_on, number)
@@ -246,7 +246,7 @@ class LiveNodeLauncher(VirtualLauncher):
         self._workers(datagram)
 
     def wall(self) -> float:
-        """What the clock shows."""
+        """Return the time of the wall clock, seconds."""
         return self._trainings.loop.wall()
 
     def in_while(self, least_s: float, most_s: float, call: Any, *args: Any) -> None:

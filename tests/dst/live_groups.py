@@ -32,16 +32,16 @@ class LiveGroup:
     generation: int
     size: int
     came: dict[int, LiveWorker] = field(default_factory=dict)
-    """By rank: the members that have checked in."""
+    """Rank → member that has checked in."""
     entering: list[LiveWorker] = field(default_factory=list)
     members: list[LiveWorker] = field(default_factory=list)
     """In rank order, once it is formed."""
     broken: bool = False
     over: bool = False
-    """Its members have left it together."""
+    """Whether its members have left it together."""
     stepping: bool = False
     last: bool = False
-    """All have agreed that the step under way is the last."""
+    """Whether all members have agreed that the present step is the last."""
     steps: int = 0
     store: Any = None
     """The launcher that serves the round's store."""
@@ -58,21 +58,21 @@ class LiveGroup:
 
 
 class LiveGroups:
-    """Of all live jobs. ``trainings``: :class:`tests.dst.training.Trainings`."""
+    """The groups of all live jobs. ``trainings``: :class:`tests.dst.training.Trainings`."""
 
     def __init__(self, trainings: Any) -> None:
         self._trainings = trainings
         self._rng, self._later = trainings.rng, trainings.later
         self._groups: dict[str, dict[int, LiveGroup]] = {}
         self._workers: dict[str, list[LiveWorker]] = {}
-        """Those that hold state, or did."""
+        """Job → workers that hold its state, or have held it."""
 
     def _truth(self, group: LiveGroup) -> JobTruth:
         truth: JobTruth = self._trainings.jobs[group.job]
         return truth
 
     def group(self, job: str, generation: int, size: int) -> LiveGroup:
-        """That of a round."""
+        """Return the group of a round."""
         groups = self._groups.setdefault(job, {})
         if generation not in groups:
             groups[generation] = LiveGroup(job, generation, size)
@@ -125,7 +125,9 @@ class LiveGroups:
             self.step(group)
 
     def _none_is_further(self, group: LiveGroup, furthest: float) -> None:
-        """No round goes on from less than a worker holds that the daemon can reach."""
+        """Check that no round continues from less progress than the state of a worker that the
+        daemon can reach.
+        """
         for other in self._workers.get(group.job, []):
             away = self._trainings.excused(other.launcher, now=True)
             if other.alive and other.position > furthest and not away:

@@ -16,9 +16,9 @@ from random import Random
 from typing import Any
 
 STARTED = 1000.0
-"""What the clock shows at the start, seconds."""
+"""Time of the clock at the start, seconds."""
 EPOCH = 1.7e9
-"""What the wall clock is ahead of it, seconds."""
+"""Difference between the wall clock and this clock, seconds."""
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 
 class Stuck(AssertionError):
-    """Nothing is ready and nothing is due: the world has come to a stand."""
+    """Nothing is ready and nothing is due, so the world stands still."""
 
 
 class Process:
@@ -51,13 +51,15 @@ class Process:
         self.alive = False
 
     def check(self) -> None:
-        """To be called where the world can kill it in the middle of something."""
+        """Raise if the process is to be killed at this point. Called where the world can kill
+        it.
+        """
         if not self.alive:
             raise Killed(self.name)
 
 
 class _NoFiles(selectors.BaseSelector):
-    """Nothing comes from outside: where the loop would sleep, the clock is put forward."""
+    """A selector without files: where the loop would sleep, the clock is advanced."""
 
     def __init__(self) -> None:
         self.now = STARTED
@@ -93,7 +95,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.thread_s: Callable[[], float] = lambda: rng.expovariate(1 / 0.01)
         """How long a call in a worker thread takes."""
         self.set_by_s = 0.0
-        """By how much the wall clock was set since the start."""
+        """Total change of the wall clock since the start, seconds."""
         self.processes: list[Process] = []
         self.ending = False
         self.set_exception_handler(self._unhandled)
@@ -102,7 +104,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
     def wall(self) -> float:
-        """What the wall clock shows."""
+        """Return the time of the wall clock, seconds."""
         return self._clock.now + EPOCH + self.set_by_s
 
     # --- processes ---
@@ -164,7 +166,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return super().remove_reader(fd)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        """What the call does is done at one moment of the time that it takes."""
+        """Run the call at one instant within its duration."""
         future = self.create_future()
         whole = self.thread_s()
         first = whole * self._rng.random()

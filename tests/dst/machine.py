@@ -1,8 +1,9 @@
-"""The main scheduler and its nodes: gaps, leases, its own jobs, and how it fails its callers.
+"""The main scheduler and its nodes: gaps, leases, its own jobs, and its faults.
 
-A lease is a process on a node, the agent. Its own jobs take nodes when they like: a leased one with
-a notice (SIGTERM, and after the grace SIGKILL), or with none. It may be slow, refuse, not answer,
-or do what it was asked for and not say so. It does not lie about who is on a node.
+A lease is a process on a node, the agent. Jobs of the main scheduler take nodes at any time: a
+leased one with a notice (SIGTERM, and SIGKILL after the grace time) or without. The main scheduler
+may be slow, refuse, not answer, or carry out a request without an answer. It never gives a wrong
+answer about who is on a node.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.dst.loop import VirtualLoop
 from tests.dst.network import Network
 
 REAPED_S = 0.3
-"""Within so long nothing is left on a node of a lease that has ended."""
+"""Maximum time for which processes of an ended lease stay on its node, seconds."""
 
 
 @dataclass
@@ -42,7 +43,7 @@ class MachineLease:
     began: float | None = None
     ended: float | None = None
     over: bool = False
-    """Its agent is gone; its processes are being cleared away."""
+    """The agent has ended, and its processes are being removed."""
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Node:
 
 
 class Machine:
-    """What :class:`scavenger.interface.Scavenger` asks of a main scheduler.
+    """A main scheduler, as used by :class:`scavenger.interface.Scavenger`.
 
     Args:
         start_agent: starts the agent of a lease on its node and returns it.
@@ -81,13 +82,14 @@ class Machine:
         self.nodes = {f"n{i}": Node(f"n{i}") for i in range(count)}
         self.leases: dict[str, MachineLease] = {}
         self.trouble = ""
-        """What is wrong with it now: ``down``, ``deaf`` (does it, and says nothing), ``refuses``,
-        ``garbles`` (a part of the leases has ended, by what it prints)."""
+        """Present fault: ``down``, ``deaf`` (carries out requests without an answer), ``refuses``,
+        ``garbles`` (its output shows a part of the leases as ended).
+        """
 
     # --- what the daemon asks ---
 
     def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
-        """It knows them."""
+        """Do nothing: the machine knows its leases."""
 
     def contact(self) -> Contact:
         return Contact()

@@ -41,10 +41,10 @@ class Caller(Protocol):
     key: bytes
 
     def connected(self, connection: Connection) -> None:
-        """There is a connection."""
+        """Report that there is a connection."""
 
     def refused(self) -> None:
-        """There is none; it may be tried again."""
+        """Report that there is no connection; another attempt is possible."""
 
     def arrived(self, connection: Connection, frames: list[bytes]) -> None:
         """A message."""
@@ -63,7 +63,7 @@ class _Lane:
         self.open = True
 
     def put(self, what: Any) -> None:
-        """It arrives after what was put before."""
+        """Send ``what``; it arrives after everything that was sent before."""
         loop = self._network.loop
         self._last = max(self._last, loop.time() + self._network.delay_s(self._place))
         self._waiting.append(what)
@@ -123,7 +123,7 @@ class Connection:
             self.server.broken(self)
 
     def reset(self) -> None:
-        """It breaks, and what is on the way is lost."""
+        """Break the connection. Messages on the way are lost."""
         self.up.open = self.down.open = False
         delay_s = self.network.delay_s
         self.end_caller(delay_s(self.caller.place))
@@ -141,7 +141,7 @@ class Network:
         """Host → when the head heard last that a connection of its has ended."""
         self.context = _nobody()
         self.usual_s = rng.choice((0.0005, 0.002, 0.02))
-        """Of a message on its way, on average."""
+        """Average time of a message on its way, seconds."""
         self.slow: dict[str, float] = {}
         """Hosts whose messages take so much longer now, seconds on average."""
         self._cut: set[str] = set()

@@ -1,4 +1,6 @@
-"""What must hold of profiles: one at a time, each over in time, no donor left with too little."""
+"""Invariants of profiles: one at a time, each over in time, no donor with fewer nodes than its
+minimum.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,24 @@ if TYPE_CHECKING:
     from tests.dst.world import World
 
 LATE_S = 3.0
-"""So long after its time a profile is over at the latest, as it is seen here."""
+"""Maximum time by which a profile may be seen to end late, seconds."""
 
 
 class ProfileInvariants:
-    """Of one world, by the daemon's audit log and by what it holds of its jobs."""
+    """Checks one world by the daemon's audit log and its records of jobs."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._seen = 0
         """The newest event that was read."""
         self._daemon = 0
-        """Which start of the daemon: a profile does not outlive it."""
+        """Number of the daemon's start; a profile does not outlive the daemon."""
         self._profiled = ""
         """The job that is being profiled."""
         self._since = 0.0
 
     def look(self, controller: Any) -> None:
-        """What holds at any time."""
+        """Check the invariants that hold at any time."""
         world, now = self._world, self._world.loop.time()
         for event in world.head.store.events_since(self._seen):
             self._seen = event.seq
@@ -61,7 +63,7 @@ class ProfileInvariants:
                 world.fail(f"{job} gave nodes to a profile and kept {event.data['nodes']}")
 
     def at_the_end(self) -> None:
-        """What holds once everything has come to rest."""
+        """Check the invariants that hold once everything has come to rest."""
         for event in self._world.head.store.events_since(self._seen):
             self._happened(event)
         if self._profiled and self._daemon == self._world.head.restarts:

@@ -85,7 +85,7 @@ class RestartLauncher(VirtualLauncher):
         self._join()
 
     def _join(self) -> None:
-        """Until the store of the newest round is reached."""
+        """Wait until the store of the newest round is reached."""
         pending = self._inbox.pending()
         if pending is None:
             return

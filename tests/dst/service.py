@@ -22,7 +22,7 @@ class ServiceNodeLauncher(VirtualLauncher):
         self.view: Round | None = None
         """The newest view that it received."""
         self.up = False
-        """Its process has joined, and has not ended."""
+        """Whether its process has joined and has not ended."""
         self._generation = 0
         self._address = ""
         self._holds = False
@@ -86,7 +86,7 @@ class ServiceNodeLauncher(VirtualLauncher):
                 self._next(in_s, self._hand_over if leaving else self._take_up)
 
     def _take_up(self) -> None:
-        """It stays."""
+        """Stay in the round."""
         self._holds = self.up
 
     def _hand_over(self) -> None:

@@ -71,7 +71,7 @@ def _impatient(config: Config) -> ControllerSettings:
 
 
 class VirtualWorkers:
-    """What :class:`malletrain.agent.reports.WorkerSocket` is to the agent."""
+    """Replaces the agent's :class:`malletrain.agent.reports.WorkerSocket`."""
 
     on_ready: Callable[[], None] | None = None
 
@@ -93,8 +93,8 @@ class VirtualWorkers:
 
 
 class NoForkServers:
-    """What :class:`malletrain.agent.fork_servers.NodeForkServers` is to an agent that keeps none
-    warm, and how it kills the remaining processes of its node.
+    """Replaces :class:`malletrain.agent.fork_servers.NodeForkServers` for an agent without warm
+    servers, and kills the remaining processes of its node.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -108,10 +108,10 @@ class NoForkServers:
         return 0
 
     def warm_up(self, message: Any) -> None:
-        """None is kept warm."""
+        """Do nothing: no server is kept warm."""
 
     def step(self, busy: bool) -> None:
-        """There is none."""
+        """Do nothing: there is no server."""
 
     leave = reap = lambda self: None
 
@@ -133,7 +133,7 @@ class NoProber:
         """Nobody answers."""
 
     def close(self) -> None:
-        """There is nothing."""
+        """Do nothing: there is no server."""
 
 
 class VirtualAgent:
@@ -192,7 +192,7 @@ class VirtualAgent:
 
 
 class Site:
-    """All agents of a world."""
+    """The agents of a world."""
 
     def __init__(
         self,
@@ -331,7 +331,7 @@ class Site:
 
 
 class _Complaints(logging.Handler):
-    """What an agent logs as an error is a defect."""
+    """Turns errors that an agent logs into failures of the test."""
 
     def __init__(self, failed: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)

@@ -48,7 +48,7 @@ class _Waitable:
 
 
 class Monitor(_Waitable):
-    """Of a socket: one message for each end of a connection."""
+    """Monitor of a socket: gets one message for each end of a connection."""
 
     def close(self, linger: int = 0) -> None:
         self.closed = True
@@ -134,14 +134,14 @@ class DealerSocket(_Waitable):
         return future
 
     def close(self, linger: int | None = None) -> None:
-        """What was sent arrives, and then that the connection is over."""
+        """Close the socket: sent messages arrive first, then the end of the connection."""
         if self.closed:
             return
         self.closed = True
         self.hang_up(self._rng.random() < 0.5 and bool(linger))
 
     def hang_up(self, orderly: bool) -> None:
-        """Its process has ended: the server notices, unless the host is gone."""
+        """Handle the end of its process: the server notices it, unless the host is lost."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.here = connection.down.open = False
@@ -150,7 +150,7 @@ class DealerSocket(_Waitable):
 
 
 class RouterSocket(_Waitable):
-    """The agent's socket for launchers, on its own node: nothing is lost, and it is quick."""
+    """The agent's socket for launchers on its own node: fast, and without loss."""
 
     linger = 0
 

@@ -28,7 +28,7 @@ class Group:
     members: list[Any] = field(default_factory=list)
     training: bool = False
     halted: bool = False
-    """Its workers have served a drain and wait."""
+    """Whether its workers have served a drain and wait."""
     broken: bool = False
     steps: int = 0
     position: float = 0.0
@@ -40,7 +40,7 @@ class Group:
 
 
 class Trainings:
-    """All jobs' work. ``broken`` is called with invariants that do not hold."""
+    """The work of all jobs. ``broken`` is called with violated invariants."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class Trainings:
         self.least: dict[str, int] = {}
         """Job's name → the lowest minimum of nodes that its user ever set."""
         self.live = LiveGroups(self)
-        """Of the jobs in live mode."""
+        """Groups of the jobs in live mode."""
         self._step_due = False
 
     def of(self, job: str, spec: JobSpec) -> JobTruth:
-        """The job, which begins where it was not there."""
+        """Return the state of the job; create it at the first call."""
         if job not in self.jobs:
             self.jobs[job] = JobTruth(spec, self.lengths[spec.name])
         return self.jobs[job]

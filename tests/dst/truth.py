@@ -10,7 +10,7 @@ from typing import Any
 from malletrain.protocol.messages import JobSpec
 
 STEP_S = 0.4
-"""Of all groups: a step trains BATCH samples on each node."""
+"""Duration of a step in all groups, seconds. A step trains BATCH samples on each node."""
 BATCH = 20.0
 SNAPSHOT_EVERY = 4
 """Steps."""
@@ -31,6 +31,6 @@ class JobTruth:
     finished: bool = False
     groups: dict[int, Any] = field(default_factory=dict)
     crashes: int = 0
-    """How often its own script failed."""
+    """Number of failures of its own script."""
     cut_short: int = 0
-    """Of a service: processes that were stopped with something in their hands."""
+    """Number of processes of a service that were stopped with unfinished work."""

@@ -35,18 +35,20 @@ SEVERAL = 0.3
 PROFILED = 0.2
 """How likely it is that it profiles its jobs, of which each can use all nodes."""
 LENGTHS = {False: (8, 30), True: (40, 120)}
-"""Of jobs, the least and the most batches, by whether they are profiled."""
+"""Whether jobs are profiled → minimum and maximum number of their batches."""
 SERVES_S = 30.0
-"""So long after the last fault a service without an end goes on, at most."""
+"""Maximum time for which a service without an end continues after the last fault, seconds."""
 MOMENT_S = 2.0
 """An agent whose connection broke is back after so long at the latest."""
 QUIET_S = 200.0
-"""Within so long after the last fault every job has ended and every lease is back."""
+"""Maximum time after the last fault until every job has ended and every lease is returned,
+seconds.
+"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a seed."""
+    """Result of a seed."""
 
     seed: int
     broken: tuple[str, ...]
@@ -80,7 +82,7 @@ class World:
         self._layouts = layouts
         self.rng = rng = Random(seed)
         self.apart = Random(f"{seed} apart")
-        """What is drawn from it changes nothing of what else is drawn."""
+        """Generator whose draws do not change other draws."""
         self.broken: list[str] = []
         self.happened: dict[str, int] = {}
         self._trace = hashlib.sha256()
@@ -125,7 +127,7 @@ class World:
         self.specs = [self._spec(number) for number in range(jobs)]
         self._over = self.loop.create_future()
         self.quiet_since: float | None = None
-        """When the last thing has gone wrong; None: more is to come."""
+        """Time of the last fault, seconds; None: more faults follow."""
         self._until_s = 0.0
 
     def _spec(self, number: int) -> messages.JobSpec:
@@ -221,7 +223,7 @@ class World:
         )
 
     def _all_well(self) -> None:
-        """Nothing goes wrong any more."""
+        """End all faults."""
         self.quiet_since = self.loop.time()
         for key in self._endless:
             in_s = self.rng.uniform(0.0, SERVES_S)

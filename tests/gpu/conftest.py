@@ -1,6 +1,5 @@
-"""What only a machine with a GPU can show. Part of ``make test-gpu``, not of ``make test``.
-
-Every test says what it measured (``figure``); the end of the run is a table to copy.
+"""Tests that need a machine with a GPU. Part of ``make test-gpu``, not of ``make test``. Every test
+reports its measurements (``figure``); the run ends with a table of them to copy.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on."""
+    """Return the hardware and software of the measurements."""
     import torch
 
     facts = {"python": platform.python_version(), "kernel": platform.release()}

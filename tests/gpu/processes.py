@@ -66,7 +66,7 @@ def device_files(pid: int) -> list[str]:
 
 
 def state_of(pid: int) -> str:
-    """Its state in the kernel, "" once it is gone."""
+    """Return the state of the process in the kernel; "" once it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""What the workers of these tests run on a GPU. Module-level, so that a fork can find them."""
+"""The code of the workers of these tests on a GPU. Module-level, so that a fork can find it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from malletrain import ElasticSampler
 from tests.malletrain.elastic.scripts import data, model_of
 
 GPU = "cuda:0"
-"""Where processes share one."""
+"""The device of processes that share one GPU."""
 
 
 def digest_of(model: torch.nn.Module) -> str:
@@ -156,7 +156,9 @@ def nccl_aborted(folder: str) -> None:
 
 
 def nccl_busy(folder: str) -> None:
-    """Stays within a kernel and a collective behind it for a minute; the test kills it."""
+    """Stay for a minute in a kernel and a collective that waits for it; the test kills the
+    process.
+    """
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     numbers = torch.ones(256 << 20, device=GPU)  # 1 GiB, to see it given back
     dist.all_reduce(numbers)

@@ -42,7 +42,7 @@ class Account:
         return ["setpriv", *ids, "--", *argv] if self.user else list(argv)
 
     def shell(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """What became of a command on the head."""
+        """Return the result of a command on the head."""
         command = ["env", f"--chdir={self.work}", *argv]
         return subprocess.run(
             self.bed.head.inside(*self.become(*command)),
@@ -53,11 +53,11 @@ class Account:
         )
 
     def command(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """What became of ``malletrain`` with these arguments."""
+        """Return the result of ``malletrain`` with these arguments."""
         return self.shell(sys.executable, "-m", "malletrain", *argv)
 
     def ask(self, *argv: str) -> Any:
-        """What a command of ``malletrain`` says, from its JSON."""
+        """Return the JSON output of a command of ``malletrain``."""
         made = self.command(argv[0], "--json", *argv[1:])
         assert made.returncode == 0, f"{argv}: {made.stderr}\n{self.bed.head.log_ends()}"
         lines = made.stdout.strip().splitlines()

@@ -144,7 +144,7 @@ class Host:
         return ["nsenter", f"--target={self.pid}", *names, "--wd=/", "--", *argv]
 
     def run(self, *argv: str) -> str:
-        """What a command printed on this host; a failure shows its output."""
+        """Return the output of a command on this host. If it fails, its output is shown."""
         made = subprocess.run(
             self.inside(*argv), capture_output=True, text=True, timeout=PATIENCE_S
         )
@@ -164,7 +164,7 @@ class Host:
             )
 
     def processes(self, word: str) -> list[int]:
-        """Of every process with ``word`` in its command: the number of its user."""
+        """Return the user id of every process with ``word`` in its command."""
         lines = self.run("ps", "-ww", "-eo", "uid,args").splitlines()[1:]
         pairs = (line.split(maxsplit=1) for line in lines)
         return [int(uid) for uid, args in pairs if word in args]
@@ -175,7 +175,7 @@ class Host:
         return sum(int(link["stats64"][way]["bytes"]) for way in ("rx", "tx"))
 
     def log(self, name: str) -> str:
-        """All that is in a log of its."""
+        """Return the whole text of one of its logs."""
         return (self.folder / "log" / name).read_text(errors="replace")
 
     def log_ends(self) -> str:
@@ -221,7 +221,7 @@ class Bed:
 
     @property
     def hosts(self) -> list[Host]:
-        """All of them, the head first."""
+        """Return all hosts, the head first."""
         return [self.head, *self.nodes]
 
     def start(self) -> Bed:
@@ -324,7 +324,7 @@ class Bed:
         self.on_switch("tc", "qdisc", "replace", "dev", f"p-{host.name}", *shape)
 
     def drop(self, host: Host, address: str) -> None:
-        """What ``host`` sends to this address is lost, as behind a firewall."""
+        """Drop packets of ``host`` to this address, as a firewall does."""
         nobody = "02:00:00:00:00:99"
         interface = "ib0" if address.startswith(f"{FAST}.") else "eth0"
         host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", interface))

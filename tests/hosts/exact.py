@@ -1,9 +1,7 @@
 """Trainings that can be checked to the sample: each sample of the data has a parameter of its own,
-and what the training did to it says how often that sample was trained on.
-
-The loss is the mean of the batch's parameters and the learning rate 1, so that a step takes
-1/(global batch) off the parameter of every sample in it. Nothing else says what was trained on:
-not what the script wrote down, not what the daemon counted.
+whose change says how often that sample was trained on. The loss is the mean of the batch's
+parameters and the learning rate 1, so a step subtracts 1/(global batch) from the parameter of every
+sample in it. The check uses no record of the script and no count of the daemon.
 """
 
 from __future__ import annotations
@@ -125,11 +123,11 @@ class Step:
     size: int
     """Ranks that made it together."""
     node: str
-    """Where rank 0 was."""
+    """Node of rank 0."""
 
 
 class Training:
-    """Such a job of ``site``, on ``nodes`` (as in submit) in ``mode``: restart or live."""
+    """A job of ``site``, on ``nodes`` (as in submit) in ``mode``: restart or live."""
 
     def __init__(self, site: HostsSite, mode: str, nodes: str, *options: str) -> None:
         self.site, self.mode = site, mode
@@ -138,7 +136,7 @@ class Training:
         self.id = site.submit("train.py", text, nodes, *live, *options)
 
     def trace(self) -> list[Step]:
-        """What rank 0 wrote down, in that order."""
+        """Return the steps that rank 0 recorded, in order."""
         path = self.site.work / "trace"
         lines = path.read_text().splitlines() if path.exists() else []
         return [Step(int(at), int(size), node) for at, size, node in map(str.split, lines)]
@@ -155,7 +153,7 @@ class Training:
         self.site.until(done, f"{size} ranks make steps")
 
     def back(self) -> list[tuple[Step, Step]]:
-        """Where the position did not grow from one step to the next."""
+        """Return the pairs of consecutive steps between which the position did not grow."""
         pairs = itertools.pairwise(self.trace())
         return [(old, new) for old, new in pairs if new.position <= old.position]
 

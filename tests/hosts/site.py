@@ -47,9 +47,9 @@ LINES = {
 
 
 class HostsSite(Account):
-    """One daemon on the head of ``bed``, with its files below ``folder``, used by its own account.
-    ``account``: whose it is, a user whom the head has; empty: root's. ``lines``: more lines of a
-    section (``slurm``: of ``[scheduler.slurm]``, ``fabric``: of ``[nodes]``).
+    """One daemon on the head of ``bed``, with its files below ``folder``, used by the account of
+    the daemon. ``account``: the daemon's user, who exists on the head; empty: root. ``lines``:
+    additional lines of a section (``slurm``: of ``[scheduler.slurm]``, ``fabric``: of ``[nodes]``).
     """
 
     def __init__(self, bed: Bed, folder: Path, account: str = "", **lines: str) -> None:
@@ -73,7 +73,7 @@ class HostsSite(Account):
         return self
 
     def log(self) -> str:
-        """All that the daemon has logged."""
+        """Return the whole log of the daemon."""
         return self.bed.head.log("malletraind.log")
 
     def signal(self, number: signal.Signals) -> None:

@@ -94,7 +94,7 @@ class BatchSite(Site):
         raise NotImplementedError
 
     def tell(self) -> str:
-        """What the scheduler has to say of a failure."""
+        """Return the scheduler's own information about a failure."""
         return ""
 
     def malletrain(self, *args: str) -> subprocess.CompletedProcess[str]:

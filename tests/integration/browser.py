@@ -80,7 +80,7 @@ class Browser:
         self.until(done, f"{selector} can be used")
 
     def run(self, script: str) -> object:
-        """What an expression of JavaScript is on the page."""
+        """Return the value of a JavaScript expression on the page."""
         return self.driver.execute_script(f"return {script}")
 
     def dark(self, on: bool) -> None:
@@ -99,8 +99,8 @@ class Browser:
             self.driver.save_screenshot(str(Path(IMAGES, f"{name}.png")))
 
     def complaints(self) -> list[str]:
-        """What the browser has to complain of since it was asked last: broken scripts, and what
-        the page's own policy forbade.
+        """Return the browser's complaints since the previous call: script errors, and violations of
+        the page's own policy.
         """
         return [entry["message"] for entry in self.driver.get_log("browser")]
 

@@ -35,7 +35,7 @@ hang_after = "1 h"
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether it has ended, whoever takes note of it and when."""
+    """Return whether the process has ended, even if its parent has not yet waited for it."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -107,8 +107,8 @@ class Site:
         self.daemon: subprocess.Popen[bytes] | None = None
 
     def begin(self, name: str) -> None:
-        """One test more on this site: with a folder of its own, and without what happened
-        before.
+        """Prepare the site for another test: with a new folder, and without traces of earlier
+        tests.
         """
         self._standing = True
         self.work = self.root / name

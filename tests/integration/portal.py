@@ -144,7 +144,7 @@ class _Rnode(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def edited(base: str, key: str, value: str) -> str:

@@ -41,7 +41,9 @@ while not os.path.exists(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one request: status, headers in lower case and the body, as data where it is JSON."""
+    """The answer to one request: status, headers in lower case and the body, decoded if it is
+    JSON.
+    """
 
     status: int
     headers: dict[str, str]
@@ -65,7 +67,7 @@ class WebPage:
 
     @property
     def pid(self) -> int:
-        """Of the process that serves it."""
+        """Return the id of the process that serves the page."""
         return self._process.pid
 
     def ask(self, path: str, method: str = "GET", body: object = None, **headers: str) -> Answer:
@@ -104,7 +106,7 @@ class WebPage:
             yield (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
 
     def stop(self) -> int:
-        """As Ctrl-C; return the exit status. A second time does nothing."""
+        """Stop the process as Ctrl-C does; return the exit status. A second call does nothing."""
         if self._process.returncode is not None:
             return self._process.returncode
         self._process.send_signal(signal.SIGINT)

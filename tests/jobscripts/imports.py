@@ -1,4 +1,4 @@
-"""What a file of an example package imports."""
+"""Finds the imports of a file of an example package."""
 
 from __future__ import annotations
 

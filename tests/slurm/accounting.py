@@ -37,8 +37,8 @@ def missing() -> str:
 
 
 class AccountedCluster(SlurmCluster):
-    """As SlurmCluster, with accounting: every user is in account ``all``; QOS as ``prepare`` makes
-    them (arguments of sacctmgr).
+    """A SlurmCluster with accounting: every user is in account ``all``; ``prepare`` creates the QOS
+    (arguments of sacctmgr).
     """
 
     def __init__(

@@ -34,7 +34,7 @@ PREFIX = "MALLETRAIN_TEST_SLURM"
 """Environment variable with the prefix of the Slurm to test, such as ``/opt/slurm-25.05``."""
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "sbatch", "scancel", "scontrol")
 NOT_OF_SLURM = ("munged", "mariadbd")
-"""Programs that come from the system, whichever Slurm is tested."""
+"""Programs of the system, used with every release of Slurm."""
 NO_CGROUPS = (24, 5)
 """Release from which slurmd has to be told that there are no cgroups for it (``CgroupPlugin`` of
 cgroup.conf(5)); earlier ones do not know the word.

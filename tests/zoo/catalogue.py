@@ -109,7 +109,7 @@ _NEEDS = {
 
 
 def _name(mode: str, module: str, name: str) -> str:
-    """Those of a module of reports have names of their own kind."""
+    """Return the name of a case. Cases of a module of reports have names of their own kind."""
     return f"{mode}/{module}/{name}" if module.endswith("reports") else f"{mode}/{name}"
 
 

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a script left behind."""
+    """The records of one run of a script."""
 
     trace: Sequence[Record]
     files: dict[str, str] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def _short(value: Any) -> str:
 
 
 def _sequence(trace: Sequence[Record]) -> list[tuple[str, str]]:
-    """What rank 0 recorded, in its order."""
+    """Return the records of rank 0, in order."""
     # In live mode rank 0 may be another process in the next round, and writes beside the first one.
     ordered = sorted(trace, key=lambda record: record.round)
     return [(r.kind, r.key) for r in ordered if r.rank == 0 and r.kind not in (POINT, SAMPLE)]

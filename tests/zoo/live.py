@@ -37,7 +37,7 @@ CHANGES = {
 }
 _LOOK_S = 0.002
 _LOST_A_PEER = ("gloo/transport", "Interrupted: A peer is lost")
-"""In the last words of a script that met the loss in a collective of its own."""
+"""Texts in the last output of a script that met the loss in a collective of its own."""
 
 
 class LiveDriver:

@@ -1,4 +1,4 @@
-"""Cases of the zoo in several processes, each with a fork server of its own."""
+"""Runs cases of the zoo in several processes, each with a fork server of its own."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class _Round:
         return None not in codes or any(codes)
 
     def exit_codes(self) -> list[Any]:
-        """Of each rank; None for one that runs."""
+        """Exit code of each rank; None for one that runs."""
         return [process.exitcode for process in self.processes]
 
     def show_stacks(self) -> None:
@@ -153,7 +153,7 @@ class RestartDriver:
         self.root = root
         self._number = 0
         self._second_rounds: dict[tuple[Any, ...], Run | RunFailed] = {}
-        """By script, ranks and state."""
+        """(script, ranks, state) → the second round of that run."""
 
     def undisturbed(self, main: str, world_size: int) -> Run:
         """A run without a change.
@@ -189,7 +189,7 @@ class RestartDriver:
     def _second(
         self, main: str, folder: Path, world_size: int, save_every_s: float
     ) -> Run | RunFailed:
-        """What a script does that begins anew in ``folder``."""
+        """Return the run of a script that begins anew in ``folder``."""
         before = len(read(folder / TRACE))
         try:
             self._round(main, folder, 2, world_size, (0, -1), save_every_s)

@@ -1,4 +1,4 @@
-"""What the drivers of both modes share: changes, failed runs, results."""
+"""Classes of the drivers of both modes: changes, failed runs, results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MOST = 3
 HANG_S = PATIENCE_S
 """A run that has not ended after so long hangs."""
 STOP_GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL of a process that is stopped, as ``jobs.stop_grace``."""
+"""Time between SIGTERM and SIGKILL of a stopped process, seconds, as ``jobs.stop_grace``."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is done at a boundary."""
+    """A change at a boundary."""
 
     name: str
     before: int
@@ -52,7 +52,7 @@ def log_ends(folder: Path, lines: int = 3) -> str:
 
 
 def result_of(folder: Path) -> Run:
-    """What a run left in ``folder``, which is removed."""
+    """Return the records of a run in ``folder``, and remove the folder."""
     result = Run(read(folder / TRACE), files_of(folder))
     shutil.rmtree(folder)
     return result

@@ -27,10 +27,10 @@ class Record:
     """One line of a trace."""
 
     number: int
-    """Of the point in its process, from 0; -1: it is no boundary."""
+    """Number of the point in its process, from 0; -1: it is no boundary."""
     kind: str
     key: str
-    """What of that kind: an epoch, or epoch and position of a step."""
+    """Position of the point among those of its kind: an epoch, or epoch and position of a step."""
     values: dict[str, Any]
     rank: int
     world_size: int
@@ -40,7 +40,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """What a table calls the boundary."""
+        """Return the name of the boundary in tables."""
         return f"{self.kind} {self.key}" if self.kind != POINT else self.key
 
 
@@ -138,8 +138,8 @@ class Trace:
 
 
 def _place() -> dict[str, int]:
-    """This process in its round. Live mode keeps these variables up to date; Lightning changes
-    them.
+    """Return the place of this process in its round. Live mode keeps these variables up to date;
+    Lightning changes them.
     """
     return {
         "rank": int(os.environ.get("RANK", "0")),

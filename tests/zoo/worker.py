@@ -1,6 +1,4 @@
-"""What a process of a script of the zoo does: it records, and stops at the boundary of the
-change.
-"""
+"""A process of a script of the zoo: it records points, and stops at the boundary of the change."""
 
 from __future__ import annotations
 
@@ -113,7 +111,7 @@ def run_script(main: str, folder: str, save_every_s: float, number: int) -> None
 
 
 def run_job(main: str, folder: str, save_every_s: float, number: int, actor: int) -> None:
-    """The same in a process of a job, of which rank ``actor`` stops."""
+    """Run a script in a process of a job; rank ``actor`` stops."""
     home = Path(folder)
     _run(main, home, save_every_s, JobGate(home, number, actor))
 
@@ -131,9 +129,9 @@ def _run(main: str, home: Path, save_every_s: float, gate: Gate) -> None:
 
 
 _links: list[Link] = []
-"""This process's, in live mode."""
+"""Links of this process, in live mode; at most one."""
 _between_epochs = [False]
-"""What this process has told its agent, last."""
+"""Whether this process is between two epochs, as its agent was told; the newest value last."""
 
 
 def _note_epochs() -> None:

@@ -37,7 +37,7 @@ from allocator.objectives import SUMMIT_RESCALE_COST, RescaleCost
 
 
 class Form(str, Enum):
-    """Which version of the model."""
+    """Version of the model."""
 
     PUBLISHED = "published"
     CORRECTED = "corrected"

@@ -38,7 +38,7 @@ def values(request: BidRequest, pool: str) -> dict[int, float]:
 
 
 def read(curve: ScalingCurve, size: float) -> float:
-    """Throughput at a size, which need not be whole."""
+    """Return the throughput at a size, which may be fractional."""
     points = [(0, 0.0), *curve.points]
     for (low, below), (high, above) in itertools.pairwise(points):
         if size < high:

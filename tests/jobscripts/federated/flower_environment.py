@@ -1,4 +1,4 @@
-"""Where Flower is installed for the tests: an environment of its own (``make flower``)."""
+"""Finds the environment in which Flower is installed for the tests (``make flower``)."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ CLIENTS = 12
 
 
 class Counting:
-    """The model is a number; a round adds exactly one to it, whoever trains. So it is the number of
-    rounds that count.
+    """The model is a number to which a round adds exactly one, on any nodes. So the model is the
+    number of rounds that count.
     """
 
     def sample_counts(self):

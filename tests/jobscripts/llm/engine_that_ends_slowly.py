@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing: a Unix socket has no address of the client."""
+        """Do nothing: a Unix socket has no address of the client."""
 
 
 def end(*_: object) -> None:

@@ -21,7 +21,7 @@ from llmserve.states import ReplicaState
 
 
 def answer(request: GenerationRequest) -> tuple[int, ...]:
-    """What an undisturbed engine generates."""
+    """Return the ids that an undisturbed engine generates."""
     return tuple(generate(digest_of(request.prompt), request.max_tokens)[0])
 
 
@@ -128,7 +128,7 @@ class World:
         self.carry_out(self.dispatcher.refuse_oversize(at, is_loading=is_loading))
 
     def run_to_the_end(self) -> None:
-        """All engines generate until nothing runs any more."""
+        """Let all engines generate until no request runs."""
         while any(self.engines.values()) or self.stops:
             self.report_stops()
             for name, engine in list(self.engines.items()):

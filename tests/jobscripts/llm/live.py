@@ -1,4 +1,4 @@
-"""Simulated engines in the loop of a test, which can be lost, and what their answers are."""
+"""Simulated engines in the loop of a test, and their answers. An engine can be lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LocalEngine:
         await until_async(lambda: self._server.started or self._task.done(), "the engine listens")
 
     async def lose(self) -> None:
-        """Its node is gone: connections break, new ones are refused."""
+        """Lose its node: connections break, new ones are refused."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -81,7 +81,7 @@ class LocalEngine:
 async def engines(
     folder: Path, number: int = 1, slots: int = 8, kv_tokens: int = 100_000
 ) -> AsyncIterator[list[LocalEngine]]:
-    """So many engines that have started."""
+    """Yield this number of started engines."""
     made = [
         LocalEngine(folder / f"e{index}", Capacity(slots, kv_tokens)) for index in range(number)
     ]

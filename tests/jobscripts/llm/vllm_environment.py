@@ -1,5 +1,5 @@
-"""Where vLLM is installed for the tests, an environment of its own (``make vllm``), and how it is
-started there.
+"""Finds the environment in which vLLM is installed for the tests (``make vllm``), and starts vLLM
+in it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048")
-"""Of vLLM: the same answer in batches of any size, no compiler at the start, a short context."""
+"""Options of vLLM: the same answer in batches of any size, no compiler at the start, a short
+context.
+"""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""For vLLM on a processor: a KV cache of 1 GiB, no cores of its own, nothing from the network."""
+"""Variables for vLLM on a processor: a KV cache of 1 GiB, no cores reserved, no access to the
+network.
+"""
 
 
 class NotInstalledError(Exception):
-    """There is no environment with vLLM; the message says how to make it."""
+    """There is no environment with vLLM; the message says how to create it."""
 
 
 def folder() -> Path:

@@ -1,5 +1,5 @@
-"""What the workers of these tests run, and small models and fields for them. Module-level, so that
-a fork can find it.
+"""The code of the workers of these tests, with small models and fields. Module-level, so that a
+fork can find it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ HELD = "held"
 
 
 def training_held(folder: str, method: str, options: dict[str, Any]) -> None:
-    """Trains three steps, says so by a file, and goes no further until it is killed."""
+    """Train three steps, report that by a file, and wait to be killed."""
     update = windsr_train.update
 
     def holding(run: Any, *rest: Any) -> dict[str, float]:
@@ -93,8 +93,8 @@ def results(folder: Path) -> list[str]:
 
 
 class Noting(queue.PatchQueue):
-    """Writes down, in a file of its process, which results became its own. With so many results as
-    each of ``gates`` it waits until it is told to go on.
+    """Records in a file of its process the results that this process wrote. At each number of
+    results in ``gates`` it waits until it is told to continue.
     """
 
     gates: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What the tests of the node side share: a small daemon, real agents, and a launcher that needs no
+"""Helpers of the tests of the node side: a small daemon, real agents, and a launcher that needs no
 torch.
 """
 
@@ -249,8 +249,8 @@ def log_path(rank):
 
 
 def fake_python(directory: Path, body: str) -> str:
-    """A program to be given as a job's ``python``: it plays the launcher with ``body``, which may
-    use what FAKE_LAUNCHER defines.
+    """Return a program to be given as a job's ``python``: it acts as the launcher with ``body``,
+    which may use the definitions of FAKE_LAUNCHER.
     """
     path = directory / "fake_python"
     path.write_text(

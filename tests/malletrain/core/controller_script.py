@@ -1,4 +1,4 @@
-"""What the tables of the controller are written with: events in, commands out."""
+"""Helpers for the tables of the controller: events as input, commands as output."""
 
 from __future__ import annotations
 

@@ -267,8 +267,8 @@ class World:
         return job not in self.worthless and self.smallest(job) <= max(by_class.values(), default=0)
 
     def check_place(self, job):
-        """First come, first served: fewer jobs of its owner that could run came before than may run
-        at once.
+        """Check first come, first served: among the earlier jobs of its owner that could run, there
+        are fewer than may run at once.
         """
         owner = self.specs[job].owner
         before = [

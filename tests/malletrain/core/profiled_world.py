@@ -245,7 +245,7 @@ def profiled_job(job="a", low=1, high=6, **more):
 
 
 def world(nodes=6, *jobs, **more):
-    """These jobs on so many nodes, under :func:`settings`."""
+    """Return a world with these jobs and this number of nodes, under :func:`settings`."""
     world = ProfiledWorld(nodes, settings(**more) if more else None)
     for job in jobs:
         world.do(job)

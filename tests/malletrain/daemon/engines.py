@@ -14,7 +14,7 @@ from malletrain.daemon.site.metrics import Metrics
 
 @dataclass
 class Engine:
-    """Its parts, as :mod:`malletrain.daemon.compose` connects them."""
+    """The parts of an engine, as :mod:`malletrain.daemon.compose` connects them."""
 
     state: SiteState
     transactions: Transactions

@@ -98,7 +98,7 @@ class Imagined:
         return Contact()
 
     def know(self, leases: Any, nodes: Any) -> None:
-        """What was leased before the daemon's last start."""
+        """Learn of the leases from before the daemon's last start."""
 
     def of(self, owner: str | None) -> list[str]:
         """The leases asked for as this user."""

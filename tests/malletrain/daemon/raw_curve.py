@@ -95,7 +95,7 @@ class RawClient:
         return self._file.read(size)
 
     def wait_for_the_end(self) -> None:
-        """Until the other side has ended the connection."""
+        """Wait until the other side has ended the connection."""
         while self._file.read(1):
             pass
 

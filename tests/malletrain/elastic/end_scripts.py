@@ -1,5 +1,5 @@
-"""What the workers of test_script_end.py run: a live training, and the code that writes its results
-after it.
+"""The code of the workers of test_script_end.py: a live training, and the code that writes its
+results after it.
 """
 
 from __future__ import annotations

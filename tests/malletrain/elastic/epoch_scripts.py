@@ -1,4 +1,4 @@
-"""What the workers of test_epoch_end.py run: a live training with code after the steps of each
+"""The code of the workers of test_epoch_end.py: a live training with code after the steps of each
 epoch, as people write it.
 """
 
@@ -114,8 +114,8 @@ COLLECTIVES: dict[str, Callable[[], Any]] = {
 
 
 def own_collective(folder: str, options: dict[str, Any]) -> None:
-    """A collective of the script's own at its top, which a process that joins calls alone. The
-    steps exchange no gradients.
+    """A training whose script calls a collective at its top. A process that joins calls it alone.
+    The steps exchange no gradients.
     """
     run = elastic.Run(model=torch.nn.Linear(8, 1))
     if run.world_size > 1:

@@ -1,5 +1,5 @@
-"""What the workers of these tests run: small trainings that write down what they do. Module-level,
-so that a fork can find them.
+"""The code of the workers of these tests: small trainings that record their steps. Module-level, so
+that a fork can find them.
 """
 
 from __future__ import annotations

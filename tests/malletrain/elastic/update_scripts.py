@@ -1,4 +1,4 @@
-"""What the workers of test_updates.py run: steps that pass through the group more than once, or
+"""The code of the workers of test_updates.py: steps that pass through the group more than once, or
 change the model before the optimizer does.
 """
 

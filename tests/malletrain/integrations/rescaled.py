@@ -1,5 +1,5 @@
-"""What each rank of the tests of rescales runs: a training of EPOCHS with a schedule, each step
-noted with its learning rate and samples.
+"""The code of each rank in the tests of rescales: a training of EPOCHS with a schedule. Each step
+is recorded with its learning rate and samples.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def job(k):
 
 
 def jobs():
-    """All forty, in order of submission."""
+    """Return all forty jobs, in order of submission."""
     return [job(k) for k in range(1, 41)]
 
 
@@ -262,4 +262,4 @@ PICTURES = {
     ),
     "top": top,
 }
-"""What is recorded: name → what is printed on so many columns."""
+"""Recorded outputs: name → function of the number of columns, which returns the printed object."""

@@ -35,7 +35,7 @@ class Live:
         )
 
     def run(self) -> list:
-        """All members of the newest round come to run in it."""
+        """Let all members of the newest round begin to run in it."""
         actions = self.rounds.store_up(self.rounds.members[0], self.rounds.generation, "host", 1)
         number = self.rounds.generation
         for node in self.rounds.members:

@@ -1,4 +1,4 @@
-"""What the tables of a job's rounds share: what agents say, and a job whose first round runs."""
+"""Helpers of the tables of a job's rounds: messages of agents, and a job whose first round runs."""
 
 from __future__ import annotations
 

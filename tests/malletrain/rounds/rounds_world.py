@@ -27,7 +27,7 @@ NEWS_OF_A_LOSS_S = 1.5
 
 
 class FakeAgent:
-    """What :mod:`malletrain.agent` does for one job, without processes."""
+    """Acts as :mod:`malletrain.agent` for one job, without processes."""
 
     def __init__(self, world, node):
         self.world = world
@@ -360,7 +360,7 @@ class RoundsWorld:
                 self.plan_at = self.plan_at or self.now + 1.0
 
     def come_back(self, node):
-        """The node is leased again: a new agent, which knows of no job."""
+        """Lease the node again, with a new agent that knows of no job."""
         if node in self.losses:
             self.losses[node] = -1e9
             self.hear_of_losses(1e6)

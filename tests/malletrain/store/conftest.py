@@ -1,4 +1,4 @@
-"""A store in a folder of its own."""
+"""Fixture: a store in a folder of its own."""
 
 import pytest
 

@@ -62,9 +62,9 @@ class WorldJob:
         self.why = ""
         self.reported: list[tuple[int, float]] = []
         self.value = lambda step: loss(self.x, step)
-        """What it reports at a step."""
+        """Returns the value that the job reports at a step."""
         self.lingers = False
-        """It ends a turn after it has reported its last step."""
+        """Whether the job ends one turn after the report of its last step."""
 
     def train(self) -> None:
         if self.state == "running" and self.step == STEPS:
@@ -76,7 +76,7 @@ class WorldJob:
                 self.state = "completed"
 
     def back_to(self, step: int) -> None:
-        """A node was lost: it goes on from its snapshot and reports some values again."""
+        """Lose a node: the job continues from its snapshot and reports some values again."""
         self.step = min(step, self.step)
 
 
@@ -100,7 +100,7 @@ class WorldJobs:
         self.metrics: dict[str, Callable[[float], float]] = {}
         """Metrics beside the loss, of x."""
         self.named: list[str] = []
-        """What a job says that it has reported."""
+        """Names of the metrics that a job says it has reported."""
 
     def _called(self, act):
         self.calls += 1
@@ -241,7 +241,7 @@ class World:
         return [t.state.name for t in self.trials()]
 
     def check_ended(self, trials: int) -> None:
-        """What must hold of a sweep that is over, whatever died meanwhile."""
+        """Check the invariants of a sweep that is over, after any loss of processes."""
         all_trials = self.trials()
         assert len(all_trials) == trials
         assert not [t for t in all_trials if not t.state.is_finished()], "a trial runs for ever"

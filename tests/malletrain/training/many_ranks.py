@@ -33,8 +33,8 @@ class Ranks:
         )
 
     def run(self, world, function, /, **arguments):
-        """What ``function(**arguments)`` returned on each of ``world`` ranks; for a rank that died,
-        its exit code.
+        """Return the results of ``function(**arguments)`` on each of ``world`` ranks; for a rank
+        that died, its exit code.
         """
         answers = self.outcomes(world, function, **arguments)
         for rank, (state, value) in enumerate(answers):

@@ -1,5 +1,5 @@
-"""What the ranks of tests/malletrain/training/test_memory.py do. Each rank is a node of its own:
-it has a folder in memory, a keeper, and a folder for the disk that no other sees.
+"""The code of the ranks of tests/malletrain/training/test_memory.py. Each rank is a node of its
+own: it has a folder in memory, a keeper, and a folder for the disk that no other rank sees.
 """
 
 import math
@@ -71,7 +71,7 @@ class Training:
         return losses, states
 
     def one_more(self):
-        """Another step, up to its end. Return the state."""
+        """Make another step, up to its end. Return the state."""
         self._step(torch.tensor(next(iter(self.sampler))))
         return self.whole()
 

@@ -1,4 +1,4 @@
-"""What the ranks of ``many_ranks`` run: small sharded training scripts."""
+"""The code of the ranks of ``many_ranks``: small sharded training scripts."""
 
 import contextlib
 import math
@@ -87,7 +87,9 @@ class Training:
         self.snapshot = Snapshot(path, sampler=self.sampler, **objects, **options)
 
     def batch(self):
-        """This rank's words of the next global batch, drawn from the indices of the samples."""
+        """Return this rank's words of the next global batch, drawn from the indices of the
+        samples.
+        """
         return torch.tensor(
             [[(i * 7 + j * j) % WORDS for j in range(LENGTH + 1)] for i in next(iter(self.sampler))]
         )
@@ -125,7 +127,7 @@ class Training:
 
 
 class Perceptron(nn.Module):
-    """What tensor parallelism within a node is applied to."""
+    """A model for tensor parallelism within a node."""
 
     def __init__(self):
         super().__init__()
@@ -255,7 +257,7 @@ def drained(path):
 
 
 def _take_back(agent, heard):
-    """As the daemon does that has changed its mind: training goes on."""
+    """Cancel the drain, as the daemon does when its plan changes: training continues."""
 
     def answered():
         heard.extend(agent.received((DrainDone, SnapshotTaken)))

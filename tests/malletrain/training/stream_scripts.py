@@ -1,4 +1,4 @@
-"""What the ranks of ``many_ranks`` run: a training that reads tars with two loader workers."""
+"""The code of the ranks of ``many_ranks``: a training that reads tars with two loader workers."""
 
 import glob
 import os
@@ -16,8 +16,9 @@ def number_of(record):
 
 
 def run(folder, steps=None, killed_at=None):
-    """Train so many steps, or to the end of the epoch; a snapshot after each. What is trained on
-    goes to a log, as soon as it is. Rank 2 is killed in the middle of step ``killed_at``.
+    """Train this number of steps, or to the end of the epoch, with a snapshot after each. Each
+    step's samples are appended to a log at once. Rank 2 is killed in the middle of step
+    ``killed_at``.
     """
     stream = malletrain.ElasticStream(
         sorted(glob.glob(f"{folder}/*.tar")),

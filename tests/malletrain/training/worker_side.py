@@ -1,5 +1,5 @@
-"""What an agent's end of the channel looks like to tests of the training-side library: a real
-socket and a real flags file.
+"""An agent's end of the channel for tests of the training-side library: a real socket and a real
+flags file.
 """
 
 import contextlib
@@ -82,5 +82,5 @@ def as_plain_script(monkeypatch):
 
 
 def process_ends():
-    """What this process remembers of its Snapshots is gone: what comes next is another process."""
+    """Forget this process's Snapshots: the code that follows acts as another process."""
     disk_tier._in_open_epoch.clear()  # noqa: SLF001

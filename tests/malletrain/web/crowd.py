@@ -1,5 +1,5 @@
-"""A machine on which much goes on, for tests of how the page looks: forty-two jobs in all states on
-forty nodes, as a daemon would send them.
+"""A busy machine for tests of the page's look: forty-two jobs in all states on forty nodes, as a
+daemon would send them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PERIOD_S = 900.0
 """How long ago the oldest running job started, seconds."""
 
 LINKS = {"TensorBoard": "http://login1.example.org:6006/", "Trap": "javascript:window.pwned = 1"}
-"""Of each job, as no daemon would send the second one."""
+"""Links of each job. No daemon would send the second one."""
 
 
 def jobs(now: float) -> list[JobView]:
@@ -103,7 +103,7 @@ def nodes(views: list[JobView]) -> list[NodeView]:
 
 
 def detail(views: list[JobView], number: int, now: float) -> JobDetail:
-    """All about a job: a scaling curve, and a rescale each minute."""
+    """Return the details of a job: a scaling curve, and a rescale each minute."""
     view = views[number - 1]
     rescales = tuple(
         RescaleView(
@@ -145,7 +145,9 @@ def forecast(now: float) -> list[NodeForecastView]:
 
 
 def usage() -> list[UsageView]:
-    """Of two users; nobody's nodes have a known power, and none of them were slots."""
+    """Return the usage of two users. The power of their nodes is unknown, and none of the nodes is
+    a slot.
+    """
     return [
         UsageView("2026-11", user, "gpu", 4711.2, 3900.0, 0.08, 0.5, 12.3, 0.0, 9.1e9)
         for user in ("ann", "a-user-with-a-long-name")

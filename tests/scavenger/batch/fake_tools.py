@@ -46,16 +46,16 @@ class FakeTools:
         self.environment = {**os.environ, "PATH": f"{root}:{os.environ['PATH']}"}
 
     def answers(self, name: str, text: str) -> None:
-        """From now on the tool prints ``text`` and succeeds."""
+        """Let the tool print ``text`` and succeed from now on."""
         (self.root / f"{name}.out").write_text(text)
         (self.root / f"{name}.mode").unlink(missing_ok=True)
 
     def hangs(self, name: str) -> None:
-        """From now on the tool gives no answer."""
+        """Let the tool give no answer from now on."""
         (self.root / f"{name}.mode").write_text("hang")
 
     def fails(self, name: str, complaint: str) -> None:
-        """From now on the tool complains and ends with status 1."""
+        """Let the tool print a complaint and end with status 1 from now on."""
         (self.root / f"{name}.mode").write_text(f"fail {complaint}")
 
     def works(self, name: str) -> None:
@@ -63,8 +63,8 @@ class FakeTools:
         (self.root / f"{name}.mode").unlink(missing_ok=True)
 
     def runs(self, name: str, script: str) -> None:
-        """From now on the tool does what this shell text says (``$here`` is the directory); what it
-        does not end goes on as usual.
+        """Let the tool run this shell text from now on (``$here`` is the directory). If the text
+        does not exit, the usual answer follows.
         """
         (self.root / f"{name}.sh").write_text(script)
 
@@ -75,5 +75,5 @@ class FakeTools:
         return [line for line in lines if line.startswith(name)]
 
     def stdin(self, name: str) -> bytes:
-        """What the last call of the tool read."""
+        """Return the standard input of the tool's last call."""
         return (self.root / f"{name}.stdin").read_bytes()

@@ -83,11 +83,11 @@ class GateWorld:
         self.path.chmod(0o644)
 
     def rules(self) -> GateRules:
-        """As the gate reads them."""
+        """Return the rules as the gate reads them."""
         return read_rules(self.path, os.getuid())
 
     def run(self, *words: str, script: bytes = b"", **env: str) -> subprocess.CompletedProcess:
-        """The gate as a process of its own, as sudo starts it."""
+        """Run the gate as a process of its own, as sudo starts it."""
         return subprocess.run(
             [sys.executable, "-I", "-c", PROGRAM, str(self.path), *words],
             input=script,
@@ -97,7 +97,7 @@ class GateWorld:
         )
 
     def prefix(self) -> Sequence[str]:
-        """What a site would put into submit_as, without sudo."""
+        """Return the value of submit_as at a site, without sudo."""
         return ("env", "OWNER={owner}", sys.executable, "-I", "-c", PROGRAM, str(self.path))
 
 

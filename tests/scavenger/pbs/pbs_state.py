@@ -32,7 +32,7 @@ def amounts(resources) -> dict[str, int]:
 
 
 def chunk(job) -> dict[str, int]:
-    """What the job asks for on each host."""
+    """Return the resources that the job requests on each host."""
     return amounts(dict(w.split("=", 1) for w in job["select"].split(":")[1:] if "=" in w))
 
 
@@ -43,7 +43,9 @@ def shares(state, job) -> bool:
 
 
 def assigned(state, vnode) -> dict[str, int]:
-    """What jobs have of a vnode. A host of which jobs share parts has one vnode."""
+    """Return the resources of a vnode that jobs have. A host whose parts are shared by jobs has one
+    vnode.
+    """
     jobs = [j for j in state["jobs"].values() if j["state"] in "RE" and vnode in j["vnodes"]]
     return {name: sum(chunk(job)[name] for job in jobs) for name in RESOURCES}
 

@@ -58,11 +58,13 @@ def accelerate_several_models(trace: Trace) -> None:
 
 
 def accelerate_naming(trace: Trace) -> None:
-    """``automatic_checkpoint_naming``, which numbers the states that the script saves itself."""
+    """A training with ``automatic_checkpoint_naming``, which numbers the states that the script
+    saves itself.
+    """
     configuration = ProjectConfiguration("project", automatic_checkpoint_naming=True)
     _train(trace, project_config=configuration)
 
 
 def accelerate_cut_short(trace: Trace) -> None:
-    """Each epoch is left after three of its four steps."""
+    """A training whose epochs end after three of their four steps."""
     _train(trace, limit=3 * BATCH)

@@ -73,7 +73,7 @@ def prefetcher(trace: Trace) -> None:
 
 
 def train_accuracy(trace: Trace) -> None:
-    """After each epoch the script goes through its training data once more, to measure on it."""
+    """A training that measures the accuracy on its training data after each epoch."""
     t = Training(trace)
     t.prepare()
     measuring = DataLoader(Numbered(), batch_size=8)

@@ -14,7 +14,7 @@ from tests.zoo.trace import Trace
 
 
 class Items(torch.utils.data.Dataset[Any]):
-    """What Trainer's collator takes."""
+    """Samples in the form that Trainer's collator takes."""
 
     def __init__(self, *numbered: int) -> None:
         self.data = Numbered(*numbered)

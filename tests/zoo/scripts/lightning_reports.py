@@ -115,7 +115,7 @@ def swa(trace: Trace) -> None:
 
 
 class Monitored(Validated):
-    """ReduceLROnPlateau by the validation, which is made every second epoch."""
+    """ReduceLROnPlateau by the validation, which runs every second epoch."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)

@@ -28,7 +28,7 @@ from tests.zoo.trace import Trace
 
 
 class Training:
-    """What a trainer class of a small project has: a step, an end."""
+    """The trainer class of a small project: a step, an end."""
 
     def __init__(self, trace: Trace, **facts: Any) -> None:
         self.trace = trace

@@ -29,7 +29,7 @@ def early_stopping(trace: Trace) -> None:
 
 
 def early_stopping_first(trace: Trace) -> None:
-    """The same, decided by the run's dict before an epoch begins."""
+    """Early stopping, decided by the run's dict before an epoch begins."""
     t = Training(trace)
     t.begin()
     for epoch in t.sampler.epochs(EPOCHS + 3):
@@ -166,7 +166,7 @@ def cut_short(trace: Trace) -> None:
 
 
 def largest_step(trace: Trace) -> None:
-    """``max_steps``: both loops are left after step 7, which is in the middle of an epoch."""
+    """``max_steps``: both loops end after step 7, in the middle of an epoch."""
     t = Training(trace)
     t.begin()
     for epoch in t.sampler.epochs(EPOCHS):

@@ -26,7 +26,7 @@ class TwoHeads(nn.Module):
         self.body = make_model(1)[:2]
         self.heads = nn.ModuleList([make_model(2)[2], make_model(3)[2]])
         self.head = 0
-        """Which head is used; -1: both."""
+        """Number of the head that is used; -1: both."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output of the head, or the sum of both."""

@@ -1,4 +1,4 @@
-"""What the scripts of the zoo share: numbered samples, a small model, an evaluation."""
+"""Parts of the zoo's scripts: numbered samples, a small model, an evaluation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def evaluate(model: nn.Module, seed: int = 4) -> float:
 
 @torch.no_grad()
 def evaluate_together(model: nn.Module) -> float:
-    """The same loss, each rank on its part: a collective of the script."""
+    """Return the loss, of which each rank computes a part: a collective of the script."""
     test = Numbered(9, 4)
     rank, world = dist.get_rank(), dist.get_world_size()
     part = slice(rank, None, world)

@@ -32,7 +32,7 @@ STEPS = EPOCHS * 4
 
 
 class Training:
-    """What a trainer class of a small project has: a step, a save, an end."""
+    """The trainer class of a small project: a step, a save, an end."""
 
     def __init__(self, trace: Trace, **facts: Any) -> None:
         dist.init_process_group("gloo")
@@ -323,7 +323,7 @@ def cut_short_saved(trace: Trace) -> None:
 
 
 def largest_step(trace: Trace) -> None:
-    """``max_steps``: both loops are left after step 7, which is in the middle of an epoch."""
+    """``max_steps``: both loops end after step 7, in the middle of an epoch."""
     t = Training(trace, step=0)
     t.prepare()
 

@@ -20,7 +20,7 @@ def _epochs(t: Training) -> None:
 
 
 def optimizer_lost(trace: Trace) -> None:
-    """The optimizer, which has momentum, is not in the snapshot."""
+    """A snapshot without the optimizer, which has momentum."""
     t = Training(trace)
     t.prepare()
     t.snapshot = malletrain.Snapshot(

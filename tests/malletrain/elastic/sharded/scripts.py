@@ -1,4 +1,4 @@
-"""What the workers of these tests run: a small sharded training that writes down what it does."""
+"""The code of the workers of these tests: a small sharded training that records its steps."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
 
 
 def stay_behind(run: elastic.Run, rank: int, done: int) -> None:
-    """Have ``rank`` learn of the loss of a peer when it is about to make the update after ``done``
-    steps, which the others have made.
+    """Let ``rank`` learn of the loss of a peer just before the update after ``done`` steps, which
+    the other ranks have made.
     """
 
     def hear(*_: Any) -> None:

@@ -344,14 +344,10 @@ class JobViews:
                 and kind in ("", a.node_class)
                 for a in self._state.agents
             )
-            run = self._state.runs.get(row.id)
-            missing = missing_nodes_clause(
-                job.submitted.min_nodes,
-                nodes,
-                warming_up,
-                gaps.left_alone(owner, now),
-                run.spec.size_noun if run is not None else "nodes",
-            )
+            left_alone = gaps.left_alone(owner, now)
+            noun = run.spec.size_noun if (run := self._state.runs.get(row.id)) else "nodes"
+            least = job.submitted.min_nodes
+            missing = missing_nodes_clause(least, nodes, warming_up, left_alone, noun)
             pending = pending_leases_clause(
                 [
                     reason

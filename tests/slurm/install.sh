@@ -1,14 +1,14 @@
 #!/bin/sh
 # Installs the packages of a real Slurm for the tests marked "slurm", sudo and nft for tests/hosts, Charliecloud for tests/containers,
-# Chromium with its driver for the test of the page in a browser, Ruby for that of the app of Open OnDemand, Prometheus for that of dashboards and alerts, and PostgreSQL for that of the
-# store, where that is possible: on a system with apt, as root. Where they are installed, or cannot be, it does nothing; their tests
+# Chromium with its driver for the test of the page in a browser, Ruby for that of the app of Open OnDemand, Prometheus for that of dashboards and alerts, PostgreSQL for that of the
+# store, and Redis for that of gradients through a store, where that is possible: on a system with apt, as root. Where they are installed, or cannot be, it does nothing; their tests
 # then say why they are skipped, and those of containers why they fail. No service is started or enabled.
 #
 # Never the packages named *-emulator: they replace the daemons by ones that only pretend.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 have() { command -v "$1" >/dev/null 2>&1; }
-slurm= hosts= charliecloud= chromium= ruby= prometheus= postgresql=
+slurm= hosts= charliecloud= chromium= ruby= prometheus= postgresql= redis=
 have slurmctld && have slurmdbd && have mariadbd || slurm="slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge \
     slurmdbd slurm-wlm-mysql-plugin mariadb-server-core"
 have sudo && have nft || hosts="sudo nftables"
@@ -17,10 +17,11 @@ have chromium && have chromedriver || chromium="chromium chromium-driver"
 have ruby || ruby=ruby
 have prometheus && have promtool || prometheus=prometheus
 ls /usr/lib/postgresql/*/bin/pg_ctl >/dev/null 2>&1 || postgresql=postgresql
-[ -n "$slurm$hosts$charliecloud$chromium$ruby$prometheus$postgresql" ] || exit 0
+have redis-server || redis=redis-server
+[ -n "$slurm$hosts$charliecloud$chromium$ruby$prometheus$postgresql$redis" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! have apt-get; then
-    echo "Not installed, and not to be installed from here (that needs root and apt): $slurm $hosts $charliecloud $chromium $ruby $prometheus $postgresql." >&2
-    echo "Without Slurm, sudo, nft, Chromium, Ruby, Prometheus or PostgreSQL their tests are skipped; without Charliecloud those of containers fail." >&2
+    echo "Not installed, and not to be installed from here (that needs root and apt): $slurm $hosts $charliecloud $chromium $ruby $prometheus $postgresql $redis." >&2
+    echo "Without Slurm, sudo, nft, Chromium, Ruby, Prometheus, PostgreSQL or Redis their tests are skipped; without Charliecloud those of containers fail." >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
@@ -34,7 +35,7 @@ log=$(mktemp)
 install() {
     apt-get install -y --no-install-recommends "$@" >>"$log" 2>&1
 }
-for packages in "$slurm" "$hosts" "$charliecloud" "$chromium" "$ruby" "$prometheus" "$postgresql"; do
+for packages in "$slurm" "$hosts" "$charliecloud" "$chromium" "$ruby" "$prometheus" "$postgresql" "$redis"; do
     [ -n "$packages" ] || continue
     # shellcheck disable=SC2086 # one word for each package
     if ! install $packages && { apt-get update >>"$log" 2>&1; ! install $packages; }; then

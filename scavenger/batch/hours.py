@@ -50,7 +50,12 @@ class Hours:
             if begin <= minute < end:
                 if end == _WEEK_MIN and self.spans[0][0] == 0:  # the span continues on Monday
                     end += self.spans[0][1]
-                return None if end - begin >= _WEEK_MIN else (end - minute) * 60.0
+                if end - begin >= _WEEK_MIN:
+                    return None
+                # The night of a change to or from daylight saving time has another length.
+                end_today = end - here.tm_wday * 1440
+                date = (here.tm_year, here.tm_mon, here.tm_mday)
+                return max(0.0, time.mktime((*date, 0, end_today, 0, 0, 0, -1)) - now)
         return 0.0
 
 

@@ -40,3 +40,18 @@ def test_seconds_left(texts, day, clock, remaining_s):
 def test_nonsense_is_refused_with_what_is_accepted(text):
     with pytest.raises(HoursError, match="accepted is"):
         parse_hours([text])
+
+
+@pytest.mark.parametrize(
+    ("evening", "hours_left"),
+    [("2026-03-27", 7), ("2026-03-28", 6), ("2026-10-24", 8)],
+    ids=["an ordinary night", "to daylight saving time", "from it"],
+)
+def test_the_night_of_a_change_to_or_from_daylight_saving_time(monkeypatch, evening, hours_left):
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        now = time.mktime(time.strptime(f"{evening} 23:00", "%Y-%m-%d %H:%M"))
+        left_s = parse_hours(["22:00-06:00"]).remaining_s(now)
+    time.tzset()
+    assert left_s == hours_left * 3600

@@ -9,11 +9,14 @@ import json
 import pytest
 
 from tests.integration.test_main_job import STEADY
+from tests.selection import every_change
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import GPUS
 
-MAIN = ((1, 2), (4,), (1, 1, 3), (6,), (8,))
-"""Nodes of main jobs that come together and would all start at once on eight nodes of their own."""
+MAIN = {4: ((1, 2), (1, 1), (4,)), 8: ((1, 2), (4,), (1, 1, 3), (6,), (8,))}
+"""Size of a cluster → nodes of main jobs that come together and would all start at once if they had
+the nodes for themselves.
+"""
 
 TELLING = (
     """
@@ -27,15 +30,17 @@ os.rename(f"new-{name}", f"told-{name}")  # whole, or not at all: it may be kill
 )
 
 
-def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
+@pytest.mark.parametrize("size", every_change(MAIN, 4))
+def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root, size):
     # A lease that ignored its signal would keep its node for an hour.
-    slurm = cluster(8, grace=3600)
+    slurm = cluster(size, grace=3600)
     with slurm_site(root / "site", slurm) as site:
         script = site.script('it\'s a $(script) "of"\nmine.py', TELLING)
         words = ["a b", "$(id)", "it's", 'a "word"', "new\nline", ""]
+        largest = {"one": size // 4, "two": size // 2, 'it\'s "$(three)" `3`': size}
         jobs = [
-            site.submit(script, *words, nodes=nodes, name=name, env={"NASTY": "\n".join(words)})
-            for name, nodes in (("one", (1, 2)), ("two", (1, 4)), ('it\'s "$(three)" `3`', (1, 8)))
+            site.submit(script, *words, nodes=(1, most), name=name, env={"NASTY": "\n".join(words)})
+            for name, most in largest.items()
         ]
 
         def welcomed():
@@ -43,8 +48,8 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
             with site.client() as client:
                 return sum(node.state in ("free", "job") for node in client.nodes())
 
-        for group in MAIN:
-            site.until(lambda: welcomed() == 8, "MalleTrain holds all nodes")
+        for group in MAIN[size]:
+            site.until(lambda: welcomed() == size, "MalleTrain holds all nodes")
             for job in jobs:
                 site.until_samples(job, site.job(job).samples + 10)
             main = [
@@ -65,7 +70,7 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
         records = [json.loads(path.read_text()) for path in site.work.glob("told-*")]
         assert all(record == [words, "\n".join(words), str(site.work)] for record in records)
         assert len(records) > 3
-        assert len(preempted) >= sum(map(max, MAIN)), "they ran on nodes that were leased"
+        assert len(preempted) >= sum(map(max, MAIN[size])), "they ran on nodes that were leased"
         site.until(lambda: not slurm.leases(), "every lease is given back")
     assert not slurm.jobs_processes()
 

@@ -86,7 +86,7 @@ def test_many_gaps_are_taken_a_share_at_each_poll(slurm):
     slurm.nodes(idle="n[1-500]")
     polled = slurm.ready(rules=GapRules(max_at_once=30)).poll()
     assert len(polled.gaps) == 30
-    assert "30 nodes are asked for at once" in why(polled, "n400")["at once"]
+    assert "30 nodes are requested at once" in why(polled, "n400")["at once"]
 
 
 def test_while_slurm_takes_leases_back_for_an_unknown_job_no_other_is_asked_for(slurm):

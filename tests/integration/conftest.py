@@ -16,8 +16,8 @@ def embedded(tmp_path):
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory):
-    """Such a site for the tests of a module, one after another."""
-    with site(tmp_path_factory.mktemp("standing"), nodes=3) as made:
+    """Such a site for the tests of a module, one after another. Their scripts make no optimizer."""
+    with site(tmp_path_factory.mktemp("standing"), nodes=3, light=True) as made:
         yield made
 
 

@@ -22,6 +22,7 @@ from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests import waiting
 from tests.last_words import tail
+from tests.light_python import light_python
 from tests.waiting import PATIENCE_S
 
 LIMITS = """
@@ -44,12 +45,15 @@ def gone(process: psutil.Process) -> bool:
 
 class Site:
     """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this
-    process's. ``cluster``: more options of its main scheduler, such as a trace.
+    process's. ``cluster``: more options of its main scheduler, such as a trace. ``light``: whether
+    jobs have the Python of tests.light_python; it is for scripts that make no optimizer.
     """
 
     environment: Mapping[str, str] | None = None
     python = sys.executable
     """The Python of the daemon and of jobs."""
+    _light_python = ""
+    """The Python of jobs that make no optimizer; empty: they have the other one."""
     limits = LIMITS
     """Lines of [jobs]."""
     _since = 0
@@ -70,11 +74,13 @@ class Site:
         profiling: str = "enabled = false",
         cluster: Mapping[str, Any] | None = None,
         agent_timeout_s: float = 60.0,
+        light: bool = False,
     ) -> None:
         self.root = root
         self.state = root / "state"
         self.work = root / "work"
         self.work.mkdir(parents=True)
+        self._light_python = light_python(root) if light else ""
         self.grace_s = grace_s
         self.cluster: ClusterProcess = start_cluster(
             self.state / "cluster", nodes, grace_s=grace_s, timeout_s=PATIENCE_S, **(cluster or {})
@@ -193,14 +199,15 @@ class Site:
         """Submit as ``malletrain submit`` does; return the job's id. A script without torch needs
         no warm interpreter, except where many jobs come to the same nodes.
         """
-        if not self._standing and "torch" not in script.read_text():
+        many_jobs = self._standing or self._light_python
+        if not many_jobs and "torch" not in script.read_text():
             spec["env"] = {"MALLETRAIN_PRELOAD": "0", **spec.get("env", {})}  # type: ignore[dict-item]
         job = messages.JobSpec(
             name,
             "",
             str(script),
             str(self.work),
-            self.python,
+            self._light_python or self.python,
             tuple(args),
             min_nodes=nodes[0],
             max_nodes=nodes[1],

@@ -94,7 +94,7 @@ def undisturbed():
 @pytest.mark.parametrize("mode", ["restart", pytest.param("live", marks=pytest.mark.thorough)])
 def test_each_draw_is_trained_on_once_while_nodes_come_and_go(tmp_path, mode):
     torch = pytest.importorskip("torch")
-    with site(tmp_path / "site", nodes=3) as embedded:
+    with site(tmp_path / "site", nodes=3, light=mode == "restart") as embedded:
         script = embedded.script("train.py", RESTART if mode == "restart" else LIVE)
         job = embedded.submit(script, nodes=(2, 3), mode=mode, profile=False)
 

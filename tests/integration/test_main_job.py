@@ -57,7 +57,7 @@ may go on, so that it still runs when the test acts on it.
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory):
     """Two nodes: each one that is lost comes back with another agent and warm interpreter."""
-    with site(tmp_path_factory.mktemp("standing"), nodes=2) as made:
+    with site(tmp_path_factory.mktemp("standing"), nodes=2, light=True) as made:
         yield made
 
 

@@ -42,7 +42,7 @@ while not os.path.exists("stop"):
 
 @pytest.fixture
 def profiled(tmp_path, request):
-    with site(tmp_path, nodes=3, profiling=getattr(request, "param", QUICK)) as made:
+    with site(tmp_path, nodes=3, profiling=getattr(request, "param", QUICK), light=True) as made:
         yield made
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from malletrain.launch.cores import allowed_cores
 from malletrain.protocol import messages
+from tests.light_python import light_python
 from tests.malletrain.agent.node_side import (
     AgentProcess,
     FakeDaemon,
@@ -72,7 +73,7 @@ class Cluster:
         self.daemon = FakeDaemon()
         self.agents = {name: AgentProcess(self.daemon, name, directory) for name in names}
         self.daemon.until(lambda: len(self.daemon.nodes) == len(names), "all agents say hello")
-        self.spec = spec(directory, **fields)
+        self.spec = spec(directory, **{"python": light_python(directory), **fields})
         self.generations = itertools.count(1)
         for name in names:
             self.assign(name)

@@ -53,8 +53,8 @@ class Hours:
                 if end - begin >= _WEEK_MIN:
                     return None
                 # The night of a change to or from daylight saving time has another length.
-                end_today = end - here.tm_wday * 1440
-                date = (here.tm_year, here.tm_mon, here.tm_mday)
+                end_today = end - local_time.tm_wday * 1440
+                date = (local_time.tm_year, local_time.tm_mon, local_time.tm_mday)
                 return max(0.0, time.mktime((*date, 0, end_today, 0, 0, 0, -1)) - now)
         return 0.0
 

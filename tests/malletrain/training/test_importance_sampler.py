@@ -298,6 +298,8 @@ for epoch in range(3):
         draws += batch
         sampler.advance(losses=torch.tensor(batch) * 0.1 + epoch)
 torch.save({"state": sampler.state_dict(), "draws": draws}, state)
+dist.barrier()
+dist.destroy_process_group()  # else gloo's threads may abort the interpreter at its end
 """
 
 

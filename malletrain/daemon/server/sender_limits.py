@@ -1,5 +1,7 @@
 """Limits what one sender may use of the daemon. More messages are dropped, more requests wait.
 
+Decision record 0020 (docs/adr) says why this is not left to the service manager.
+
 Two queues serve their senders in rotation (:class:`FairQueue`):
 
 * :class:`ReceiveQueue` holds messages that are received and not handled yet. Decides how many

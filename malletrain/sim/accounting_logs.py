@@ -158,7 +158,7 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
         if row[start].strip() == "Start" and row[end].strip() == "End":
             continue  # several concatenated files
         if cluster is not None:
-            clusters.add(row[cluster])
+            clusters.add(row[cluster].strip())
             if len(clusters) > 1:
                 raise WorkloadError(
                     f"{path}, line {number}: The log has jobs of several clusters "

@@ -135,9 +135,10 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
 def _whole_jobs(rows: list[list[float]]) -> tuple[list[list[float]], int]:
     """Return the rows without those of parts of jobs that have a row as a whole, and how many these
     are. A job that was stopped and went on has one row for all of it and, of the same number, one
-    for each part, with a status of 2, 3 or 4 (Standard Workload Format, version 2.2).
+    for each part, with a status of 2, 3 or 4 (Standard Workload Format, version 2.2). Numbers of 0
+    and less name no job.
     """
-    whole = {row[0] for row in rows if row[10] not in (2, 3, 4)}
+    whole = {row[0] for row in rows if row[10] not in (2, 3, 4) and row[0] > 0}
     jobs = [row for row in rows if row[10] not in (2, 3, 4) or row[0] not in whole]
     return jobs, len(rows) - len(jobs)
 

@@ -21,7 +21,7 @@ def loss_probability(nodes: int, chunks: int, spare: int, lost_nodes: int) -> fl
         nodes: number of nodes in the pool.
         chunks: number of chunks of the object, each on a node of its own.
         spare: number of chunks that the object can lose.
-        gone: number of nodes that are lost at once.
+        lost_nodes: number of nodes that are lost at once.
 
     Raises:
         ValueError: there are more chunks than nodes.
@@ -44,7 +44,7 @@ def loss_with_copies(nodes: int, chunks: int, spare: int, lost_nodes: int, copie
     copy. The nodes of the copies are assumed to be independent of each other.
 
     Args:
-        nodes, chunks, spare, gone: see :func:`loss_probability`.
+        nodes, chunks, spare, lost_nodes: see :func:`loss_probability`.
         copied: probability that a chunk has a copy.
     """
     ways, lost = comb(nodes, lost_nodes), 0.0
@@ -164,7 +164,7 @@ def expected_losses(objects: Iterable[tuple[int, int]], nodes: int, lost_nodes: 
     Args:
         objects: (number of chunks, number of chunks that it can lose) of each object.
         nodes: number of nodes in the pool.
-        gone: number of nodes that are lost at once.
+        lost_nodes: number of nodes that are lost at once.
     """
     probabilities: dict[tuple[int, int], float] = {}
     total = 0.0

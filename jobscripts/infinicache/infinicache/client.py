@@ -52,7 +52,7 @@ _PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get ret
 def as_bytes(value: Buffer) -> memoryview:
     """Return the bytes of ``value``, which has the buffer protocol, such as bytes or a NumPy array.
     The bytes are copied only if they are not in the order of C. An array of Python objects is
-    refused, because its memory is a list of addresses.
+    refused, because its memory is a list of addresses; a masked array, if anything in it is masked.
 
     Raises:
         TypeError: ``value`` has no bytes of its own.
@@ -72,10 +72,10 @@ def as_bytes(value: Buffer) -> memoryview:
         raise TypeError(
             f"A {name} has no bytes that could be stored ({error}); {advice}."
         ) from None
-    if hasattr(value, "filled") and hasattr(value, "mask"):
+    if hasattr(value, "filled") and hasattr(value, "mask") and b"\1" in value.mask.tobytes():
         raise TypeError(
-            f"The mask of a {name} would be lost; give cache.put(key, value.filled()), or pickle "
-            f"it: {_PICKLE}."
+            f"The mask of this {name} would be lost; give cache.put(key, value.filled()), or "
+            f"pickle it: {_PICKLE}."
         )
     if "O" in re.sub(":[^:]*:", "", view.format):  # without the names of fields
         raise TypeError(
@@ -257,7 +257,7 @@ class AsyncCache:
 
         Raises:
             TypeError: the key is no text, or the value has no bytes of its own (an array of
-                objects, a tensor).
+                objects, one with masked values, a tensor).
             TooLarge: the value does not fit.
             Unavailable: the cache cannot be reached.
             CacheError: another put or delete overtook this one.
@@ -442,11 +442,11 @@ class AsyncCache:
         size: int,
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
-        loaded_s: float | None = None,
+        missed_at: float | None = None,
     ) -> Receipt:
         self._near.changed(key)
         try:
-            return await self._write(key, size, parts, code, loaded_s=loaded_s)
+            return await self._write(key, size, parts, code, missed_at=missed_at)
         finally:
             self._near.changed(key)
 
@@ -457,19 +457,23 @@ class AsyncCache:
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
         copy: str = "",
-        loaded_s: float | None = None,
+        missed_at: float | None = None,
     ) -> Receipt:
         target = Code(*code) if code else self._code or code_for(size)
-        begun = await self._proxies.ask(
-            key,
-            "begin",
-            key=key,
-            size=size,
-            code=[target.d, target.p],
-            stripe_bytes=self._stripe_bytes,
-            copy=copy,
-            loaded_s=loaded_s,
-        )
+        request: dict[str, Any] = {
+            "key": key,
+            "size": size,
+            "code": [target.d, target.p],
+            "stripe_bytes": self._stripe_bytes,
+            "copy": copy,
+        }
+        try:
+            begun = await self._proxies.ask(key, "begin", missed_at=missed_at, **request)
+        except CacheError as error:
+            if missed_at is None or "unexpected keyword argument 'loaded_s'" not in str(error):
+                raise
+            # A proxy of an older version has no such argument.
+            begun = await self._proxies.ask(key, "begin", **request)
         name = copy or key
         _checked_answer(name, begun)
         shape, version = msgspec.convert(begun["shape"], Shape), begun["version"]
@@ -509,11 +513,10 @@ class AsyncCache:
         loaded = loader(key)
         value: Buffer = await loaded if inspect.isawaitable(loaded) else loaded
         view = as_bytes(value)
-        self._enter(key)
-        loaded_s = time.monotonic() - began
         try:
-            await self._put(key, len(view), self._parts(view), None, loaded_s)
-        except CacheError:  # the value is valid even if it could not be stored
+            self._enter(key)
+            await self._put(key, len(view), self._parts(view), None, began)
+        except CacheError:  # the value is valid even if it is not stored (as by a closed cache)
             pass
         return view
 

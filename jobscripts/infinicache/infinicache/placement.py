@@ -45,7 +45,7 @@ def choose(
         prospects: address → prospect; a missing node has none.
         fullness: address → used share of its memory. Among equals the emptiest node is chosen.
         rng: decides between equal nodes.
-        there: addresses of nodes that already have chunks of the object.
+        present_nodes: addresses of nodes that already have chunks of the object.
     """
     chunks_in_group = Counter(
         group

@@ -96,14 +96,21 @@ class Proxies:
                 f"{address} did not answer within {self._timeout_s:g} s."
             ) from None
 
-    async def ask(self, key: str, op: str, /, **arguments: Any) -> dict[str, Any]:
-        """Send a request to the current proxy of ``key``. Raises CacheError."""
+    async def ask(
+        self, key: str, op: str, /, missed_at: float | None = None, **arguments: Any
+    ) -> dict[str, Any]:
+        """Send a request to the current proxy of ``key``. ``missed_at``: when the client missed the
+        key (time.monotonic); each attempt says how long ago that is (``loaded_s``). Raises
+        CacheError.
+        """
         deadline = time.monotonic() + self._timeout_s
         attempt = 0
         while True:
             try:
                 if not self.addresses:
                     await self.learn()
+                if missed_at is not None:
+                    arguments["loaded_s"] = time.monotonic() - missed_at
                 head, _ = await self.call(self.addresses[self._ring.slot(key)], op, **arguments)
                 return head
             except CallFailed as error:

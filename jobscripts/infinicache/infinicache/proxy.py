@@ -197,7 +197,7 @@ class Proxy:
         departed = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
-            self._slots, self._registered = set(), {}
+            self._slots, self._registered, self._peers_of = set(), {}, {}
             self.table, self.demand = Table(reserve=self._reserve), KeyDemand()
             self._settled.clear()
             return
@@ -206,7 +206,7 @@ class Proxy:
         ):  # a slot that another process had: the chunks of its nodes are not known yet
             self._slots = set(slots)
             self._settled.clear()
-            self._registered = {}
+            self._registered, self._peers_of = {}, {}
             self._settle_at = time.monotonic() + REGISTRATION_WAIT_S
             if self._worker is None:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
@@ -309,6 +309,7 @@ class Proxy:
         """Begin a put. ``loaded_s``: how long ago the client missed the key, if it stores what it
         has loaded since: that may be older than what was put or deleted meanwhile.
         """
+        missed_at = -math.inf if loaded_s is None else time.monotonic() - loaded_s
         await self._ready(key)
         present_nodes: set[str] = set()
         async with self._lock(key):
@@ -318,7 +319,7 @@ class Proxy:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
             else:
-                if loaded_s is not None and self._changed_within(key, loaded_s):
+                if loaded_s is not None and self._changed_since(key, missed_at):
                     raise CacheError(f"{key!r} was put or deleted while it was loaded.")
                 await self._invalidate(key)
             if self._drops:
@@ -342,12 +343,13 @@ class Proxy:
             "at": entry.at,
         }
 
-    def _changed_within(self, key: str, seconds: float) -> bool:
-        """Return whether a key was put, or deleted, in so many seconds."""
+    def _changed_since(self, key: str, moment: float) -> bool:
+        """Return whether a key was put, or deleted, after this moment (time.monotonic)."""
         entry = self.table.objects.get(key)
         put_at = 0.0 if entry is None else entry.version / 1e9  # versions are times
         deleted_at = self._deleted.get(key, -math.inf)
-        return put_at > time.time() - seconds or deleted_at > time.monotonic() - seconds
+        age_s = time.monotonic() - moment
+        return put_at > time.time() - age_s or deleted_at > moment
 
     async def _invalidate(self, key: str) -> bool:
         """Let the nodes drop an object and its copies. Return whether it existed. Raises CacheError

@@ -55,7 +55,9 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 show_default=True,
                 help="Metres above ground of the wind that is read.",
             ),
-            click.option("--units", help="Units of the wind where the file says none."),
+            click.option(
+                "--units", help="Units of the wind where the file says none, or unknown ones."
+            ),
             click.option(
                 "--terrain-file",
                 type=click.Path(path_type=Path),

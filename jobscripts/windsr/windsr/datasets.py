@@ -41,7 +41,7 @@ class Options:
         spacing: spacing of the model's grid, m; required if the file's own grid is curved or
             scattered, else the file's.
         height: height of the wind above ground, m.
-        units: units of the wind if the file has none.
+        units: units of the wind if the file has none, or unknown ones.
         terrain: a NetCDF file with the terrain at the same points, in any order and perhaps of a
             larger area.
         needs_terrain: whether a file without terrain is refused; if not, its terrain is not read.
@@ -112,11 +112,19 @@ def _first(dataset: Any, names: tuple[str, ...]) -> Any:
     return next((dataset[name] for name in names if name in dataset), None)
 
 
+def _field_variables(dataset: Any) -> list[Any]:
+    """Return the variables of a dataset that may be fields: its data, and auxiliary coordinates of
+    two and more dimensions, as which some files have the terrain.
+    """
+    others = [c for c in dataset.coords.values() if c.ndim >= 2]
+    return [*dataset.data_vars.values(), *others]
+
+
 def _by_standard(dataset: Any, name: str, excluded: Sequence[str]) -> Any:
     """Return the only variable with this CF standard name, or None. ``excluded``: variables to
     ignore.
     """
-    matches = [v for v in dataset.data_vars.values() if v.attrs.get("standard_name") == name]
+    matches = [v for v in _field_variables(dataset) if v.attrs.get("standard_name") == name]
     return matches[0] if len(matches) == 1 and matches[0].name not in excluded else None
 
 
@@ -124,7 +132,8 @@ def terrain_of(dataset: Any, name: str) -> Any:
     """The terrain [y, x] of a dataset, or None. What lies on levels is none: a geopotential of a
     pressure is no height of the ground. Raises WindsrError for one that changes.
     """
-    named = [dataset[each] for each in TERRAINS if each in dataset.data_vars]
+    fields = {each.name: each for each in _field_variables(dataset)}
+    named = [fields[each] for each in TERRAINS if each in fields]
     standard = [_by_standard(dataset, each, ()) for each in TERRAIN_STANDARDS]
     candidates = [each for each in (*named, *standard) if each is not None]
     terrain = next((each for each in candidates if not _is_on_levels(each)), None)

@@ -66,6 +66,7 @@ def to_si(
     if factor is None:
         raise WindsrError(
             f"{what} is in {units!r}, which is not understood; known are {', '.join(table)}."
+            + (" Say which it is with --units." if table is SPEED_UNITS else "")
         )
     return (np.asarray(values, dtype=np.float64) * factor).astype(np.float32)
 
@@ -79,15 +80,17 @@ def same_speed(units: str | None, others: str | None) -> bool:
 
 
 def units_of(stated: str | None, option: str | None, what: str) -> str | None:
-    """The units of a wind: those of the file, else the user's; None where nobody says them. Raises
-    WindsrError where they differ.
+    """The units of a wind: those of the file if they are known, else the user's, else those of the
+    file; None where nobody says them. Raises WindsrError where known ones differ.
     """
-    if stated and option and not same_speed(stated, option):
+    if stated is None or stated.strip().lower() not in SPEED_UNITS:
+        return option or stated
+    if option and not same_speed(stated, option):
         raise WindsrError(
             f"{what} is in {stated!r} by its file and in {option!r} by --units, which is for files "
-            "that say none."
+            "that say none, or say it in other words than windsr knows."
         )
-    return stated or option
+    return stated
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,23 @@ def _units(dataset: Any) -> str | None:
     return units.decode() if isinstance(units, bytes) else None if units is None else str(units)
 
 
-def _values(dataset: Any) -> NDArray[np.float64]:
-    """The values of a dataset of HDF5 by the attributes of CF, NaN where it has none."""
-    return decoded(dataset[:], {key: dataset.attrs[key] for key in dataset.attrs})
+def _values(dataset: Any, at: Any = ...) -> NDArray[Any]:
+    """The values of a dataset of HDF5, or of a part of it, by the attributes of CF, NaN where it
+    has none.
+    """
+    return decoded(dataset[at], {key: dataset.attrs[key] for key in dataset.attrs})
+
+
+def _steady_values(dataset: Any, what: str) -> NDArray[Any]:
+    """The first [y, x] of a dataset, which is read field by field. Raises WindsrError if the others
+    differ.
+    """
+    if dataset.ndim < 3:
+        return _values(dataset)
+    first = _values(dataset, 0)
+    for index in range(1, len(dataset)):
+        steady(np.stack([first, _values(dataset, index)]), what)
+    return first
 
 
 def _stamps(raw: NDArray[Any]) -> NDArray[np.datetime64]:
@@ -96,7 +110,7 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
     )
     heights: NDArray[np.float32] = np.zeros(speed.shape[-2:], np.float32)
     if has_terrain:
-        ground = steady(_values(file["HGT"]), f"{name}: HGT")
+        ground = _steady_values(file["HGT"], f"{name}: HGT")
         heights = to_si(ground, _units(file["HGT"]), LENGTH_UNITS, f"{name}: HGT")
     times = _stamps(file["Times"][:])
     dx, dy = (

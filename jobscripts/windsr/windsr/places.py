@@ -21,6 +21,10 @@ MAX_OFFSET_SHARE = 0.25
 """Maximum distance of two equal points, as a share of the grid's spacing: coordinates are often
 rounded.
 """
+MAX_ROUNDING_M = 1600.0
+"""Maximum distance of two equal points whose latitudes and longitudes are rounded to 0.01 degrees
+in both files: 0.01 degrees in each direction.
+"""
 LATITUDES, LONGITUDES = ("latitude", "lat", "XLAT"), ("longitude", "lon", "XLONG")
 Places = dict[str, NDArray[np.float64]]
 """The places of points. ``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m
@@ -150,6 +154,35 @@ def spacing_of(places: NDArray[np.float64]) -> float:
     return min(steps, default=float("inf"))
 
 
+def _nearest(
+    sources: NDArray[np.float64], targets: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Return the distance of each target from the nearest source, m, and the number of that."""
+    from scipy.spatial import cKDTree
+
+    distances, indices = cKDTree(sources.reshape(-1, sources.shape[-1])).query(
+        targets.reshape(-1, targets.shape[-1])
+    )
+    return distances, indices
+
+
+def _same_but_for_rounding(wind: Places, ground: Places) -> NDArray[np.intp] | None:
+    """Return the number of the point of ``ground`` for each one of ``wind`` by their metres, if
+    latitudes and longitudes differ by no more than their rounding, which has no direction; else
+    None.
+    """
+    targets = wind["projected"]
+    limit = MAX_OFFSET_SHARE * spacing_of(targets)
+    distances, indices = _nearest(ground["projected"], targets)
+    offsets = ground["geographic"].reshape(-1, 3)[indices] - wind["geographic"].reshape(-1, 3)
+    is_same = (
+        distances.max() <= limit
+        and np.linalg.norm(offsets, axis=-1).max() <= MAX_ROUNDING_M
+        and np.linalg.norm(offsets.mean(axis=0)) <= limit
+    )
+    return indices if is_same else None
+
+
 def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) -> NDArray[Any]:
     """Return ``values``, which are at the places ``ground``, at the places ``wind``.
 
@@ -162,8 +195,6 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
     Raises:
         WindsrError: the places are not known, or differ.
     """
-    from scipy.spatial import cKDTree
-
     # Metres of two projections, or from two corners, may be the same numbers at other places.
     kind = next((kind for kind in ("geographic", "projected") if kind in wind.keys() & ground), "")
     if not kind:
@@ -171,11 +202,14 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
             f"{name} does not say where its points are as the wind does (both need y and x in m, "
             "or latitudes and longitudes), so that heights and winds cannot be brought together."
         )
-    targets, sources = wind[kind], ground[kind]
-    distances, indices = cKDTree(sources.reshape(-1, sources.shape[-1])).query(
-        targets.reshape(-1, targets.shape[-1])
-    )
-    if distances.max() > MAX_OFFSET_SHARE * spacing_of(targets):
+    targets = wind[kind]
+    distances, indices = _nearest(ground[kind], targets)
+    is_same = distances.max() <= MAX_OFFSET_SHARE * spacing_of(targets)
+    if not is_same and kind == "geographic" and "projected" in wind.keys() & ground:
+        by_metres = _same_but_for_rounding(wind, ground)
+        if by_metres is not None:
+            is_same, indices = True, by_metres
+    if not is_same:
         raise WindsrError(
             f"{name} has other points than the wind: up to {distances.max() / 1000:.3g} km from "
             f"the nearest one, on a grid of {spacing_of(targets) / 1000:.3g} km. Bring it to the "

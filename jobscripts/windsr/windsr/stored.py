@@ -15,15 +15,19 @@ from numpy.typing import NDArray
 
 FILL_VALUES = ("_FillValue", "missing_value")
 """Attributes that name numbers that are no values."""
+_CODING = {*FILL_VALUES, "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
 
 
-def decoded(stored: NDArray[Any], attributes: Mapping[str, Any]) -> NDArray[np.float64]:
-    """The values of stored numbers, NaN where there is none.
+def decoded(stored: NDArray[Any], attributes: Mapping[str, Any]) -> NDArray[Any]:
+    """The values of stored numbers, NaN where there is none: float64, or the stored array itself
+    if it is one of floats of which no attribute says anything.
 
     Args:
         stored: as they are in the file.
         attributes: those of the variable.
     """
+    if stored.dtype.kind == "f" and not _CODING & attributes.keys():
+        return stored
     values: NDArray[np.float64] = np.asarray(stored, dtype=np.float64)
     absent = np.zeros(values.shape, dtype=np.bool_)
     for key in FILL_VALUES:

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 from infinicache import Cache, CacheError
+from infinicache.client import as_bytes
 from infinicache.connection import Peers
 
 from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until
@@ -139,6 +140,17 @@ def test_arrays_are_stored_in_the_order_of_c():
     run(work)
 
 
+def test_a_mask_that_masks_nothing_is_not_stored():
+    numpy = pytest.importorskip("numpy")
+    pairs = numpy.ma.zeros(2, dtype=[("a", "i4"), ("b", "f8")])
+    numbers = [numpy.ma.masked_array([1, 2], mask) for mask in (numpy.ma.nomask, [0, 0])]
+    for value in (*numbers, pairs):
+        assert as_bytes(value) == value.data.tobytes()
+    pairs["b"][1] = numpy.ma.masked
+    with pytest.raises(TypeError, match="mask of this MaskedArray would be lost"):
+        as_bytes(pairs)
+
+
 def test_what_has_no_bytes_is_refused():
     numpy = pytest.importorskip("numpy")
     torch = pytest.importorskip("torch")
@@ -167,6 +179,25 @@ def test_what_has_no_bytes_is_refused():
             with pytest.raises(ValueError, match="half of a character"):
                 await cache.put("\udc80", b"")
             assert [p["objects"] for p in await cache.summary()] == [0]
+
+    run(work)
+
+
+def test_a_cache_that_is_closed_during_a_load_returns_what_is_loaded():
+    async def work(make):
+        async with make(3).cache() as cache:
+            begun, go = asyncio.Event(), asyncio.Event()
+
+            async def load(key):
+                begun.set()
+                await go.wait()
+                return b"loaded"
+
+            loading = asyncio.ensure_future(cache.get("k", load))
+            await begun.wait()
+            cache.close()
+            go.set()
+            assert await loading == b"loaded"
 
     run(work)
 

@@ -1,10 +1,13 @@
+import asyncio
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from infinicache.connection import Peers
 from infinicache.entries import PoolNode
 from infinicache.placement import NO_PROSPECT, Prospect, choose, departure_groups_of
-from infinicache.proxy import NodeArrivals, peer_of
+from infinicache.proxy import NodeArrivals, Proxy, peer_of
 
 
 def chosen(prospects, count, fullness=None, there=()):
@@ -100,3 +103,29 @@ def test_the_copies_are_spread_over_the_nodes():
     orphan = next(name for name, peer in peers.items() if peer == "n3")
     peers[orphan] = peer_of(joined, orphan, "n3", peers)
     assert sorted(map(str, peers.values())) == sorted(joined), "whose peer is lost takes a free one"
+
+
+@pytest.mark.parametrize("later_slots", [(), (1,)])
+def test_a_proxy_that_begins_anew_does_not_count_peers_of_before(later_slots):
+    """The node that had its copies at another is gone."""
+
+    async def work():
+        proxy = Proxy(Peers(b"key"))
+        handlers = proxy.handlers()
+
+        def serve(slot, *addresses):
+            proxy.view(addresses, (), (slot,), {})
+            for address in addresses:
+                handlers["register"](
+                    address=address, capacity=1, slot=slot, objects=[], leaving=False
+                )
+
+        serve(0, "a", "b", "c")
+        assert handlers["beat"](address="c", number=1)["peer"] == "a"
+        if not later_slots:
+            proxy.view((), (), (), {})
+        serve(*(later_slots or (0,)), "a", "b", "d")
+        assert handlers["beat"](address="d", number=1)["peer"] == "a"
+        proxy.close()
+
+    asyncio.run(work())

@@ -24,6 +24,38 @@ class SilentPeers:
         raise ConnectionLost("nobody")
 
 
+class PeersWithoutRoom(SilentPeers):
+    """Members that name a proxy, which can never be reached. ``ages``: what it was told."""
+
+    def __init__(self) -> None:
+        self.ages: list[float] = []
+
+    async def call(self, op: str, **arguments: float) -> tuple[dict[str, list[str]], bytes]:
+        if op == "topology":
+            return {"proxies": ["n1:1"], "members": []}, b""
+        self.ages.append(arguments["loaded_s"])
+        raise ConnectionLost("nobody")
+
+
+def test_each_attempt_says_how_long_ago_the_key_was_missed(monkeypatch):
+    now, moments = 100.0, [100.0]
+
+    async def sleep(pause_s):
+        nonlocal now
+        now += pause_s
+        moments.append(now)
+
+    monkeypatch.setattr(proxies, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(
+        proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
+    )
+    peers = PeersWithoutRoom()
+    with pytest.raises(Unavailable):
+        asyncio.run(Proxies(["n1:1"], peers, TIMEOUT_S).ask("key", "begin", missed_at=97.0))
+    assert len(peers.ages) > 5
+    assert peers.ages == pytest.approx([moment - 97.0 for moment in moments])
+
+
 def test_the_pauses_before_a_request_is_repeated_grow_and_are_bounded(monkeypatch):
     now, pauses = 0.0, []
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 from infinicache import CacheError, proxy
@@ -82,6 +84,75 @@ def test_a_load_does_not_undo_what_another_client_does_meanwhile(change):
             assert await cache.get("k") == await other.get("k") == expected
             assert await cache.get("k", lambda key: b"again") == (expected or b"again")
             account(pool)
+
+    run(work)
+
+
+def test_a_load_that_waits_for_a_slow_delete_does_not_undo_it(monkeypatch):
+    """The delete begins after the miss and takes longer than the load."""
+    ahead_s = 0.0
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + ahead_s,
+        time=lambda: time.time() + ahead_s,
+        time_ns=lambda: time.time_ns() + int(ahead_s * 1e9),
+    )
+    monkeypatch.setattr(proxy, "time", clock)
+
+    async def work(make):
+        nonlocal ahead_s
+        pool = make(3)
+        async with pool.cache() as cache, pool.cache() as other:
+            missed, loaded, waits = (asyncio.Event() for _ in range(3))
+
+            async def load(key):
+                missed.set()
+                await loaded.wait()
+                return b"old"
+
+            loading = asyncio.ensure_future(cache.get("k", load))
+            await missed.wait()
+            await other.put("k", b"new")
+            begun, go = delayed(pool, "drop")
+            deleting = asyncio.ensure_future(other.delete("k"))
+            await begun.wait()
+            handlers = pool.nodes[0].server.handlers
+            begin_put = handlers["begin"]
+
+            async def entered(**arguments):
+                put = asyncio.ensure_future(begin_put(**arguments))
+                await asyncio.sleep(0)  # it runs up to the lock
+                waits.set()
+                return await put
+
+            handlers["begin"] = entered
+            loaded.set()
+            await waits.wait()
+            ahead_s = 30.0
+            go.set()
+            assert await deleting
+            assert await loading == b"old"
+            assert await other.get("k") is None
+            account(pool)
+
+    run(work)
+
+
+def test_a_proxy_of_an_older_version_stores_what_was_loaded():
+    """It has no argument ``loaded_s``."""
+
+    async def work(make):
+        pool = make(3)
+        handlers = pool.nodes[0].server.handlers
+        begin_put = handlers["begin"]
+
+        async def older(key, size, code, stripe_bytes, copy=""):
+            return await begin_put(key, size, code, stripe_bytes, copy)
+
+        handlers["begin"] = older
+        async with pool.cache() as cache:
+            await cache.put("put", b"1")
+            assert await cache.get("loaded", lambda key: b"2") == b"2"
+            assert (await cache.get("put"), await cache.get("loaded")) == (b"1", b"2")
 
     run(work)
 

@@ -165,7 +165,7 @@ def test_coarse_fields_elsewhere_are_refused(tmp_path):
             queue.from_coarse(shifted, fine, 2)
 
 
-@pytest.mark.parametrize("moved", [0.0, 5.0])
+@pytest.mark.parametrize("moved", [0.0, 0.018, 5.0])
 def test_metres_from_two_corners_are_not_the_same_place(tmp_path, moved):
     """y and x count from the corner of each file; latitudes and longitudes say where that is."""
 
@@ -181,6 +181,34 @@ def test_metres_from_two_corners_are_not_the_same_place(tmp_path, moved):
     file(0.0).drop_vars("terrain").to_netcdf(tmp_path / "wind.nc")
     file(moved).drop_vars("wind_speed").to_netcdf(tmp_path / "terrain.nc")
     if not moved:
+        np.testing.assert_array_equal(
+            heights(tmp_path / "wind.nc", tmp_path / "terrain.nc"), GROUND
+        )
+        return
+    with pytest.raises(WindsrError, match="other points than the wind"):
+        heights(tmp_path / "wind.nc", tmp_path / "terrain.nc")
+
+
+@pytest.mark.parametrize("moved_rows", [0, 1])
+@pytest.mark.parametrize("decimals", [2, 6])
+def test_latitudes_and_longitudes_may_be_rounded(tmp_path, moved_rows, decimals):
+    """Both files have y and x of one projected grid. If their degrees lie a row apart, y counts
+    from the corner of each file.
+    """
+    rows, columns = np.meshgrid(np.arange(ROWS), np.arange(COLUMNS), indexing="ij")
+
+    def file(rows, decimals):
+        lat = 50.0013 + 0.0179 * rows + 0.0011 * columns
+        lon = 10.0027 + 0.0277 * columns - 0.0009 * rows
+        return made().assign_coords(
+            lat=(("y", "x"), lat.round(decimals), {"units": "degrees_north"}),
+            lon=(("y", "x"), lon.round(decimals), {"units": "degrees_east"}),
+        )
+
+    file(rows, 6).drop_vars("terrain").to_netcdf(tmp_path / "wind.nc")
+    ground = file(rows + moved_rows, decimals).drop_vars("wind_speed").isel(y=slice(None, None, -1))
+    ground.to_netcdf(tmp_path / "terrain.nc")
+    if not moved_rows:
         np.testing.assert_array_equal(
             heights(tmp_path / "wind.nc", tmp_path / "terrain.nc"), GROUND
         )
@@ -257,6 +285,16 @@ def test_a_coordinate_called_as_a_terrain_is_none():
     file = made().rename(terrain="h").assign_coords(z=("z", [10.0]))
     file.h.attrs["standard_name"] = "surface_altitude"
     np.testing.assert_array_equal(from_dataset(file, "it", Options()).terrain, GROUND)
+
+
+@pytest.mark.parametrize("name", ["surface_altitude", "orog", "HSURF", "h"])
+def test_a_terrain_may_be_a_coordinate_of_the_wind(tmp_path, name):
+    file = made().rename(terrain=name).set_coords(name)
+    if name == "h":
+        file.h.attrs["standard_name"] = "surface_altitude"
+    np.testing.assert_array_equal(from_dataset(file, "it", Options()).terrain, GROUND)
+    file.to_netcdf(tmp_path / "ground.nc")
+    np.testing.assert_array_equal(heights(wind_file(tmp_path), tmp_path / "ground.nc"), GROUND)
 
 
 def test_fields_that_are_cut_say_so():

@@ -193,6 +193,14 @@ def test_units_of_the_file_count(tmp_path, option, refused):
     assert read(bare, Options(units="knots")).wind[0, 1, 2] == pytest.approx(7 * 1852 / 3600)
 
 
+@pytest.mark.parametrize("stated", ["m/sec", "meters per second", "m.s-1", "1"])
+def test_the_option_names_units_that_the_file_says_in_unknown_words(tmp_path, stated):
+    path = written(tmp_path, dataset(units=stated))
+    assert read(path, Options(units="m/s")).wind[0, 1, 2] == 7.0
+    with pytest.raises(WindsrError, match=r"not understood.* Say which it is with --units"):
+        read(path)
+
+
 @pytest.mark.parametrize(("units", "refused"), [("m/s", False), ("kt", True)])
 def test_two_names_of_one_unit_are_one(units, refused):
     part = (("time", "y", "x"), np.full((3, 4, 5), 3.0))

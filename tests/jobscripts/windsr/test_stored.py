@@ -80,6 +80,12 @@ def test_stored_numbers_are_decoded():
     np.testing.assert_array_equal(decoded(stored, {}), stored)
 
 
+def test_floats_of_which_nothing_is_said_are_not_copied():
+    stored = np.ones((2, 3), "f4")
+    assert decoded(stored, {"units": "m s-1"}) is stored
+    assert decoded(stored.astype("u2"), {}).dtype == np.float64
+
+
 def wrf(folder, u, v, attributes, *, ground=None, dy=1000.0):
     path = folder / "wrfout_d01"
     with h5py.File(path, "w") as file:

@@ -467,7 +467,7 @@ def test_steps_are_known_by_the_raw_number_of_their_job_too(tmp_path):
 
 def test_jobs_of_two_clusters_are_not_one_machine(tmp_path):
     lines = SACCT.splitlines()
-    rows = [f"Cluster|{lines[0]}", f"a|{lines[1]}", f"{'a'}|{lines[3]}"]
+    rows = [f"Cluster|{lines[0]}", f"a|{lines[1]}", f"a |{lines[3]}"]
     assert len(read_sacct(write(tmp_path, "\n".join(rows) + "\n")).jobs) == 2
     rows[2] = f"b|{lines[1]}"
     with pytest.raises(

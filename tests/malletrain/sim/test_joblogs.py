@@ -48,6 +48,15 @@ def test_parts_of_a_job_of_swf_are_not_counted_beside_the_whole(tmp_path):
     assert "2 lines of parts of jobs (status 2 to 4)" in log.notes[0]
 
 
+@pytest.mark.parametrize("number", [-1, 0])
+def test_jobs_of_swf_without_numbers_are_not_parts_of_each_other(tmp_path, number):
+    rest = "4 -1 -1 4 -1 -1 {0} 1 1 -1 -1 -1 -1 -1"
+    rows = [f"{number} {at} 10 40 {rest.format(status)}" for at, status in enumerate((1, 2, 3, 4))]
+    log = read_log(write(tmp_path, "\n".join(rows) + "\n"))
+    assert [job.submit_s for job in log.jobs] == [0.0, 1.0, 2.0, 3.0]
+    assert not log.notes
+
+
 def test_numbers_of_a_header_may_have_commas(tmp_path):
     text = SWF.replace(" 50", " 1,050", 1).replace(" 100", " 2,100", 1)
     log = read_log(write(tmp_path, text))

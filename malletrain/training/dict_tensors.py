@@ -22,11 +22,13 @@ are read only at the start of a script, never at a save or in a step.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +42,11 @@ that it had at the start.
 _CHUNK_BYTES = 1 << 24
 """Maximum memory on the CPU for reading a tensor."""
 
+_SHA256 = re.compile("[0-9a-f]{64}")
+"""What earlier versions recorded instead of :func:`_content_hash`."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class _Start:
     """A tensor or array at the start of the script."""
 
@@ -51,11 +56,12 @@ class _Start:
     """Result of :func:`_content_hash` at the start."""
     requires_grad: bool
     """Whether it is trained; False for an array."""
+    sha256: str | None = None
+    """Result of :func:`_sha256` at the start; None if no snapshot had one."""
 
 
 class DictTensors:
-    """The tensors and arrays in the dicts among a script's objects. What the dicts have when it is
-    made is what they have at the start of the script.
+    """The tensors and arrays in the dicts among a script's objects.
 
     Args:
         objects: the script's objects, by name; others than dicts are only read.
@@ -63,6 +69,11 @@ class DictTensors:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
+        self._starts: dict[str, dict[Any, _Start]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the objects that the dicts have now as those at the start of the script."""
         self._starts = {
             name: {key: start for key, value in values.items() if (start := _start(value))}
             for name, values in self._dicts().items()
@@ -95,10 +106,10 @@ class DictTensors:
             for key, content_hash in record.get(name, {}).items():
                 if key not in values or key not in starts:
                     continue
-                if starts[key].content_hash != content_hash:
-                    continue
                 own, saved = starts[key].reference(), values[key]
-                if own is None or own is saved or _memory(own) in shared:
+                if own is None or not _had_content(starts[key], own, content_hash):
+                    continue
+                if own is saved or _memory(own) in shared:
                     continue
                 if _write(own, saved):
                     values[key] = own
@@ -175,25 +186,58 @@ def _requires_grad(value: Any) -> bool:
     return bool(getattr(value, "requires_grad", False))
 
 
+def _had_content(start: _Start, own: Any, content_hash: str) -> bool:
+    """Return whether ``own`` had, at the start of the script, the content of ``content_hash``. An
+    SHA-256 is computed at the first call, when ``own`` still has that content.
+    """
+    if not _SHA256.fullmatch(content_hash):
+        return start.content_hash == content_hash
+    if start.sha256 is None:
+        try:
+            start.sha256 = _sha256(own)
+        except (RuntimeError, TypeError):  # no memory on the GPU
+            return False
+    return start.sha256 == content_hash
+
+
 def _content_hash(value: Any) -> str:
     """Return the dtype and shape of ``value``, a tensor or array, and a CRC-32 of its bytes, which
     is fast enough for a dict with a copy of a large model.
     """
     checksum = 0
+    for piece in _pieces(value):
+        checksum = zlib.crc32(piece, checksum)
+    return f"{_kind(value)} {checksum:08x}"
+
+
+def _sha256(value: Any) -> str:
+    """Return the SHA-256 of the dtype, shape and bytes of ``value``, a tensor or array."""
+    sha = hashlib.sha256(_kind(value).encode())
+    for piece in _pieces(value):
+        sha.update(piece)
+    return sha.hexdigest()
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}"
+
+
+def _pieces(value: Any) -> Iterator[Any]:
+    """Yield the bytes of ``value``, a tensor or array, in order. A piece is valid until the next
+    one.
+    """
     if _is_array(value):
         import numpy
 
-        content = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)
-        checksum = zlib.crc32(content.data)
-    else:
-        import torch
+        yield numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data
+        return
+    import torch
 
-        content = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        # a copy, because torch counts memory that numpy has seen as numpy's
-        copy = torch.empty(min(len(content), _CHUNK_BYTES), dtype=torch.uint8)
-        for chunk in content.split(_CHUNK_BYTES):
-            checksum = zlib.crc32(copy[: len(chunk)].copy_(chunk).numpy().data, checksum)
-    return f"{value.dtype} {tuple(value.shape)} {checksum:08x}"
+    content = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    # a copy, because torch counts memory that numpy has seen as numpy's
+    copy = torch.empty(min(len(content), _CHUNK_BYTES), dtype=torch.uint8)
+    for chunk in content.split(_CHUNK_BYTES):
+        yield copy[: len(chunk)].copy_(chunk).numpy().data
 
 
 def _memory(value: Any) -> int:

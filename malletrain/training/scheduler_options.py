@@ -30,6 +30,13 @@ _OPTIONS = {
     *("patience", "cooldown", "threshold"),
 }
 """Other attributes of torch's schedulers that the script sets and that a state includes."""
+_FOLLOWING = {
+    *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR"),
+    *("LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "StepLR"),
+}
+"""torch's schedulers whose ``step(epoch)`` sets the rate of any epoch. Others take a metric or
+nothing, or compute the rate from the one before.
+"""
 _MAX_ITEMS = 1000
 """Maximum number of items of a value that is compared."""
 _MAX_TEXT = 60
@@ -61,12 +68,20 @@ def tell_other_options(objects: Mapping[str, Any], payload: Mapping[str, Any], n
             text = ", ".join(f"{key} = {old} (script: {new})" for key, new, old in differences)
             report.tell(
                 f"The scheduler {object_name!r} continues with the options of snapshot {name}, "
-                f"which differ from those of this script: {text}. To follow the script's: "
-                "own = scheduler.state_dict() before restore(), and after it "
-                'scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch}) and '
-                "scheduler.step(scheduler.last_epoch). To set the options alone is not enough.",
+                f"which differ from those of this script: {text}. {_advice(unwrapped(value))}",
                 once=f"options of {object_name} in {name}",
             )
+
+
+def _advice(scheduler: Any) -> str:
+    kind = type(scheduler)
+    if kind.__name__ not in _FOLLOWING or kind.__module__ != "torch.optim.lr_scheduler":
+        return "The scheduler keeps the snapshot's values."
+    return (
+        "To follow the script's: own = scheduler.state_dict() before restore(), and after it "
+        'scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch}) and '
+        "scheduler.step(scheduler.last_epoch). To set the options alone is not enough."
+    )
 
 
 def _differences_of(target: Any, state: Any, options: set[str]) -> Iterator[tuple[str, str, str]]:

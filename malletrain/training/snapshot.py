@@ -153,8 +153,7 @@ class Snapshot:
         self.keep = keep
         self._objects = objects
         self._numbers = ModuleNumbers(objects)
-        # a script's dicts are read at its first call of restore() or save()
-        self._dict_tensors = DictTensors({} if self._caller == "Snapshot" else objects)
+        self._dict_tensors = DictTensors(objects)
         self._is_in_use = False
         """Whether the script has called :meth:`restore` or :meth:`save`. What it restores later may
         be a snapshot of this process.
@@ -231,7 +230,9 @@ class Snapshot:
         requested = owner.resume_source(resume_from)
         self._numbers.begin()
         self._attributes.begin()
-        self._use()
+        if self._caller == "Snapshot" and not (self._steps or self._is_in_use):
+            self._dict_tensors.begin()
+        self._is_in_use = True
         seeds = self._seeds()
         if self._memory is None:
             payload = self._from_disk(requested)
@@ -299,17 +300,12 @@ class Snapshot:
             SnapshotError: another run has saved at this path, so no snapshot of this run would be
                 kept.
         """
-        self._use()
+        self._is_in_use = True
         if self._epochs is not None and self._epochs.between_epochs:
             if self._saved_schedule is None:
                 self._close_epoch_later()
             self._saved_schedule = parts.schedule(self._objects)
         return self._is_writer() and self._save() is None
-
-    def _use(self) -> None:
-        if self._caller == "Snapshot" and not (self._steps or self._is_in_use):
-            self._dict_tensors = DictTensors(self._objects)
-        self._is_in_use = True
 
     def _is_writer(self) -> bool:
         return rank_and_world()[0] == 0 or is_sharded(self._objects)

@@ -234,7 +234,7 @@ def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
             setattr(twin, f"_optimizer_step_{name}_hooks", {})
 
 
-# --- attributes of modules (malletrain.training.module_attributes, .module_numbers) ---
+# --- attributes of modules (malletrain.training.module_attributes) ---
 
 
 def in_place_changes(tensor: torch.Tensor) -> int:
@@ -242,13 +242,6 @@ def in_place_changes(tensor: torch.Tensor) -> int:
     ``torch.inference_mode()``, which has no such count.
     """
     return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001 (no public way)
-
-
-def unsaved_buffers(module: Any) -> dict[str, torch.Tensor]:
-    """Return the buffers of ``module`` itself that its ``state_dict()`` leaves out, by name."""
-    names: set[str] = getattr(module, "_non_persistent_buffers_set", set())
-    buffers: dict[str, Any] = getattr(module, "_buffers", {})
-    return {name: buffers[name] for name in sorted(names) if buffers.get(name) is not None}
 
 
 # --- tensors in dicts of scripts (malletrain.training.dict_tensors) ---

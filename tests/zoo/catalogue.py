@@ -25,7 +25,7 @@ _RESTART = {
     ),
     "tricks": (
         *("ema", "swa", "grad_scaler", "accumulation", "lbfgs", "sam", "gan", "group_added"),
-        *("frozen", "compiled", "teacher", "cached_tables"),
+        *("frozen", "compiled", "teacher"),
     ),
     "data": (
         *("persistent_workers", "prefetcher", "train_accuracy", "stream", "stream_of_few"),
@@ -78,7 +78,7 @@ _LIVE = {
     ),
     "live_models": (
         *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),
-        *("warm_restarts", "overflow", "averages_swapped_in", "cached_tables"),
+        *("warm_restarts", "overflow", "averages_swapped_in"),
     ),
     "epoch_begins": (
         *("scheduled_first_live", "decayed_first_live", "epoch_sums_live", "teacher_first_live"),

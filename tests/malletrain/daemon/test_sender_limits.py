@@ -354,6 +354,18 @@ def answered(asks, usual_s=ROUND_S):
     return order
 
 
+def test_only_operators_begin_at_once():
+    """Nobody can get the expected time of 0 s of an operator by answers that take no time."""
+    clock = Clock()
+    limits = RequestLimits(10.0, {"olga"}.__contains__, clock)
+    for _ in range(5000):
+        clock.now += 1.0
+        turn = limits.accept("ann")
+        assert turn.expected_s > 0.0
+        limits.end(turn, 0.0)
+    assert limits.accept("olga").expected_s == 0.0
+
+
 def test_one_that_asks_alone_waits_for_nothing():
     async def main():
         begin = unlimited().begin(due("ann", 10.0))

@@ -101,12 +101,17 @@ def test_other_options_are_named(start, capsys, make):
     assert "T_max = 3 (script: 5)" in capsys.readouterr().err
 
 
+ADVICE = 'scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch})'
 SCHEDULES = {
     "cosine": cosine,
+    "constant": lambda o, epochs: lr_scheduler.ConstantLR(o, 0.1, total_iters=epochs // 2),
+    "exponential": lambda o, epochs: lr_scheduler.ExponentialLR(o, 1 - 1 / epochs),
     "one cycle": lambda o, epochs: lr_scheduler.OneCycleLR(o, 0.1, total_steps=epochs + 1),
     "restarts": lambda o, epochs: lr_scheduler.CosineAnnealingWarmRestarts(o, epochs // 2),
     "steps": lambda o, epochs: lr_scheduler.MultiStepLR(o, [epochs // 2, epochs - 1]),
     "linear": lambda o, epochs: lr_scheduler.LinearLR(o, 0.1, total_iters=epochs),
+    "polynomial": lambda o, epochs: lr_scheduler.PolynomialLR(o, epochs, power=2),
+    "equal steps": lambda o, epochs: lr_scheduler.StepLR(o, epochs // 3),
 }
 
 
@@ -123,7 +128,9 @@ def rates(optimizer, scheduler, steps):
 @pytest.mark.parametrize("done", [5, 10])
 @pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
-def test_the_schedule_follows_the_script_as_the_message_says(make, done, tmp_path, monkeypatch):
+def test_the_schedule_follows_the_script_as_the_message_says(
+    make, done, tmp_path, monkeypatch, capsys
+):
     def parts(epochs):
         monkeypatch.setattr(sys, "argv", ["train.py", f"--epochs={epochs}"])
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
@@ -136,11 +143,12 @@ def test_the_schedule_follows_the_script_as_the_message_says(make, done, tmp_pat
     snapshot.restore()
     rates(optimizer, scheduler, done)
     assert snapshot.save()
-    for _ in range(2):  # a round of the requeued job, and its next one
+    for is_first in (True, False):  # a round of the requeued job, and its next one
         optimizer, scheduler = parts(14)
         snapshot = Snapshot(tmp_path / "run.pt", optimizer=optimizer, scheduler=scheduler)
         own = scheduler.state_dict()
         assert snapshot.restore()
+        assert (ADVICE in capsys.readouterr().err) == is_first
         scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch})
         scheduler.step(scheduler.last_epoch)
         assert rates(optimizer, scheduler, 1) == pytest.approx(undisturbed[done : done + 1])
@@ -245,9 +253,25 @@ def test_a_sequence_with_an_array_is_restored(start, capsys):
 
     start(make, 3)
     start(make, 5)
+    assert "T_max = 3 (script: 5). The scheduler keeps" in capsys.readouterr().err
+
+
+OTHER_SCHEDULES = {
+    "sequence": after_warm_up,
+    "chain": lambda o, epochs: lr_scheduler.ChainedScheduler([cosine(o, epochs)]),
+    "plateau": lambda o, epochs: lr_scheduler.ReduceLROnPlateau(o, patience=epochs),
+    "of the script": lambda o, epochs: WithOption(o, epochs),
+    "multiplied": lambda o, epochs: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.5),
+}
+
+
+@pytest.mark.parametrize("make", OTHER_SCHEDULES.values(), ids=OTHER_SCHEDULES)
+def test_there_is_no_advice_about_a_scheduler_that_steps_otherwise(make, capsys):
+    new, old = (make(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=n), n) for n in (5, 3))
+    tell_other_options({"scheduler": new}, snapshot_of(old.state_dict()), "run.pt")
     log = capsys.readouterr().err
-    assert "T_max = 3 (script: 5)" in log
-    assert 'scheduler.load_state_dict({**own, "last_epoch": scheduler.last_epoch})' in log
+    assert "The scheduler keeps the snapshot's values." in log
+    assert "step(" not in log
 
 
 def test_a_scheduler_whose_state_cannot_be_taken_is_left_out(capsys):

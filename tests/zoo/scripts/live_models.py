@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 import malletrain
 from tests.zoo.scripts.live import Training
 from tests.zoo.scripts.parts import EPOCHS, SAMPLES, Numbered, append, evaluate, make_model, rate
-from tests.zoo.scripts.tricks import Rotary, WarmedUp
 from tests.zoo.trace import Trace
 
 
@@ -202,17 +201,4 @@ def averages_swapped_in(trace: Trace) -> None:
                 append("best.txt", f"{epoch} {loss:.6f}")
                 trace.note("best", epoch, loss=loss)
         t.model.load_state_dict(trained)
-    t.end()
-
-
-def cached_tables(trace: Trace) -> None:
-    """Modules with tensors that no state includes: a length that describes one, and a counter."""
-    t = Training(trace)
-    t.model = nn.Sequential(Rotary(), WarmedUp(), *t.model)
-    t.begin()
-    for epoch in t.sampler.epochs(EPOCHS):
-        t.model.train()
-        t.train_epoch(epoch)
-        t.model.eval()
-        trace.note("evaluation", epoch, loss=evaluate(t.model), passes=t.model[1].passes)
     t.end()

@@ -79,9 +79,8 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
             "Slurm does not limit the memory of jobs (ConstrainRAMSpace in cgroup.conf). "
             "MalleTrain measures that of its leases and ends a job that uses more than its slot "
             "has, unless [nodes] bound_memory is false. Between two measurements it is not "
-            "bounded. Because other jobs may use more than they requested, slots are leased only "
-            "where a quarter of their memory, or free_memory of their kind, is free without the "
-            "page cache (FreeMem)."
+            "bounded. Other jobs may use more than they requested; free_memory of a kind keeps its "
+            "slots off hosts with other jobs whose memory is not free."
         )
     if not constrains["Devices"] and any("gpu" in kind.amounts for kind in kinds):
         yield (

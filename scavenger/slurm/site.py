@@ -141,15 +141,6 @@ class SlurmSite:
         return int(text) if text.isdecimal() else None
 
     @property
-    def limits_memory(self) -> bool:
-        """Whether a job can use no more memory than it requested (cgroup.conf(5),
-        ConstrainRAMSpace).
-        """
-        plugins = self.settings.get("TaskPlugin", "")
-        constrains = self.settings.get("ConstrainRAMSpace", "").lower() == "yes"
-        return "cgroup" in plugins and constrains
-
-    @property
     def cluster(self) -> str:
         """Its name if it belongs to a federation, so that jobs have to name it; otherwise empty."""
         return self.settings.get("ClusterName", "") if self.federation else ""

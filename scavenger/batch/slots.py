@@ -184,12 +184,13 @@ def slot_facts(
     for kind in kinds:
         # A waiting lease will soon have its resources.
         waiting = sum(not s.runs for name, s in leased.items() if kind_of(name) == kind.name)
-        for resource, amount in kind.amounts.items():
+        amounts = _with_untyped(kind.amounts)
+        for resource, amount in amounts.items():
             if waiting and resource in free:
                 free[resource] -= waiting * amount
         for name, parts in use.parts.items():
             for _ in range(waiting):
-                _divide(free, free_parts[name], kind, name, parts)
+                _divide(free, free_parts[name], amounts, name, parts)
     totals = {name: parts.total for name, parts in use.parts.items()}
     facts = []
     waiting_mb = _reserved_mb(kinds, leased)
@@ -223,15 +224,24 @@ def slot_facts(
     return facts
 
 
+def _with_untyped(amounts: Amounts) -> Amounts:
+    """Return the amounts with those of typed resources counted under the untyped name too."""
+    untyped: Counter[str] = Counter()
+    for name, amount in amounts.items():
+        if ":" in name:
+            untyped[name.partition(":")[0]] += amount
+    return {**untyped, **amounts}
+
+
 def _divide(
-    free: dict[str, int], on_devices: list[int], kind: SlotKind, name: str, parts: DeviceParts
+    free: dict[str, int], on_devices: list[int], amounts: Amounts, name: str, parts: DeviceParts
 ) -> None:
-    """Take what a waiting lease of a kind needs from the devices whose parts are ``name``."""
+    """Take what a waiting lease needs from the devices whose parts are ``name``."""
     whole = max(parts.total, default=0)
-    for _ in range(kind.amounts.get(parts.device, 0)):  # it takes devices as a whole
+    for _ in range(amounts.get(parts.device, 0)):  # it takes devices as a whole
         if whole in on_devices:
             on_devices.remove(whole)
-    if amount := kind.amounts.get(name, 0):
+    if amount := amounts.get(name, 0):
         fits = [part for part in on_devices if part >= amount]
         if not fits:
             return

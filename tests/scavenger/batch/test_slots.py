@@ -130,6 +130,21 @@ def test_a_waiting_lease_has_a_device_as_a_whole_or_in_parts(waiting, gpus, shar
     assert Counter(map(kind_of, names)) == {"gpu": gpus, "shard": shards}
 
 
+@pytest.mark.parametrize("typed", [{"gpu:a100": 1}, {"gpu": 1, "gpu:a100": 1}])
+def test_a_waiting_lease_of_a_gpu_of_one_type_leaves_fewer_gpus_and_shards(typed):
+    kinds = (
+        SlotKind("a100", {**typed, "cpus": 1, "memory_mb": 1}),
+        SlotKind("gpu", {"gpu": 1, "cpus": 1, "memory_mb": 1}),
+        SlotKind("shard", {"shard": 1, "cpus": 1, "memory_mb": 1}),
+    )
+    host = sharded((2, 2, 2, 2))
+    host = replace(host, total={**SHARDS, "gpu:a100": 4}, used={**host.used, "gpu:a100": 0})
+    names = idle(host, *kinds, leased={"c1/a100.0": LeasedSlot("l1", False)})
+    assert Counter(map(kind_of, names)) == {"a100": 3, "gpu": 3, "shard": 6}
+    parted = idle(host, *kinds, leased={"c1/shard.0": LeasedSlot("l1", False)})
+    assert Counter(map(kind_of, parted)) == {"a100": 3, "gpu": 3, "shard": 7}
+
+
 def test_a_host_that_a_user_keeps_has_no_idle_slot():
     use = HostResources(TOTAL, used(gpu=1), closed="kept for jobs of ann")
     [fact, *_] = slot_facts(HOST, use, [GPU], {}, {}, 0.0)

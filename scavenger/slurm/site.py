@@ -199,7 +199,10 @@ class SlurmSite:
             node: the node; empty: any.
         """
         select = self.settings.get("SelectType", "")
-        if select and not select.endswith(("cons_tres", "cons_res")):
+        # select/cray_aries is a layer on linear unless these parameters name another plugin.
+        parameters = self.settings.get("SelectTypeParameters", "").upper()
+        layered = "cray" in select and "OTHER_CONS_" in parameters
+        if select and not layered and not select.endswith(("cons_tres", "cons_res")):
             return f"Slurm allocates whole nodes (SelectType={select})"
         for name in partitions:
             partition = self.partitions.get(name)

@@ -166,8 +166,8 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
 @click.option(
     "--nodes",
     metavar="MIN:MAX",
-    help="Whole nodes the farm can use: N, or MIN:MAX to grow and shrink. With --kind of slots, or "
-    "where all that is leased is slots of one kind: its slots. Default: 1, of any kind.",
+    help="Nodes the farm can use, or slots of one kind: N, or MIN:MAX to grow and shrink. Without "
+    "--kind MalleTrain chooses the class. Default: 1.",
 )
 @slots_option
 @kind_option

@@ -118,9 +118,8 @@ def _file_of(params: dict[str, Any]) -> str:
 @click.option(
     "--nodes",
     metavar="MIN:MAX",
-    help="Whole nodes the job can use: N, or MIN:MAX to grow and shrink. With --kind of slots, or "
-    "where all that is leased is slots of one kind: its slots. Default: 1, of any kind; for a "
-    "service the sizes of its value file.",
+    help="Nodes the job can use, or slots of one kind: N, or MIN:MAX to grow and shrink. Without "
+    "--kind MalleTrain chooses the class. Default: 1; for a service the sizes of its value file.",
 )
 @slots_option
 @click.option(

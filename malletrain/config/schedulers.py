@@ -58,11 +58,10 @@ class SlotSection(Section):
         description="Whose jobs may run on the same host: any; own-user: jobs of the lease's user; "
         "nobody: none; partition:A,B: jobs in these partitions or queues.",
     )
-    free_memory: Fraction | Literal["auto"] = key(
-        "auto",
-        description="Part of a slot's memory that must be free on its host, without the page "
-        "cache, for the slot to be leased (FreeMem; with Slurm only). 0: not looked at. "
-        "auto: 0.25 where Slurm does not limit the memory of jobs (ConstrainRAMSpace), else 0.",
+    free_memory: Fraction = key(
+        0.0,
+        description="Part of a slot's memory that must be free on a host with other jobs, without "
+        "the page cache, for the slot to be leased (FreeMem; with Slurm only). 0: not looked at.",
     )
     price: float = key(
         0.0,
@@ -139,7 +138,7 @@ def check_plain(value: list[SlotSection]) -> list[SlotSection]:
     """Return the kinds of slots of a scheduler that is not Slurm. Raises PydanticCustomError."""
     for kind in check_distinct(value):
         for key_name in ("gpu_type", "gres", "free_memory"):
-            if getattr(kind, key_name) not in ("", [], "auto"):
+            if getattr(kind, key_name) not in ("", [], 0.0):
                 raise PydanticCustomError(
                     "slots",
                     "{key} of kind {name} is for Slurm only; remove it",

@@ -157,7 +157,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Name → address of a page of the job, such as a TensorBoard. Every user sees them."""
     counts: str = ""
     """What ``min_nodes`` and ``max_nodes`` count: ``slots``, or ``gpus``, which are slots of one
-    GPU. Empty: nodes, or the slots of the kind that ``node_class`` names."""
+    GPU. Empty: nodes, or slots of one kind."""
 
     @property
     def size_noun(self) -> str:

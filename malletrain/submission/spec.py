@@ -421,8 +421,8 @@ def sizes_of(options: JobOptions, usual: str = "1") -> tuple[int, int, str]:
         names = tuple(counts or "nodes" for counts in sizes)
         raise SpecError(
             f"{' and '.join(f'--{name}' for name in names)} each give the size of the job; give "
-            "one of them: --nodes counts whole nodes, --slots parts of shared nodes, --gpus slots "
-            "of one GPU.",
+            "one of them: --nodes counts nodes or slots of any one kind, --slots slots of --kind, "
+            "--gpus slots of one GPU.",
             *names,
         )
     counts, text = next(iter(sizes.items()), ("", usual))

@@ -157,7 +157,7 @@ class JobSection(Section):
         "braces to write them literally.",
     )
     nodes: str | None = key(
-        None, description="Nodes of one trial: N, or MIN:MAX. Default: 1, of any kind."
+        None, description="Nodes of one trial, or slots of one kind: N, or MIN:MAX. Default: 1."
     )
     slots: str | None = key(None, description="Slots of one trial, in place of nodes.")
     gpus: str | None = key(

@@ -49,10 +49,15 @@ class SlotKind:
     """
     nodes: frozenset[str] = frozenset()
     """Hosts that have such slots (expanded; empty: all)."""
-    free_memory: float | None = None
-    """Part of the memory of a slot that must be free without the page cache; None: as the scheduler
-    needs it. See :attr:`HostResources.free_memory_mb`.
+    free_memory: float = 0.0
+    """Part of the memory of a slot that must be free without the page cache on a host with other
+    jobs; 0: not looked at. See :attr:`HostResources.free_memory_mb`.
     """
+
+    @property
+    def needs_neighbours(self) -> bool:
+        """Whether it matters which other jobs are on the host of such a slot."""
+        return self.beside != ANY or self.free_memory > 0
 
     def covers(self, host: str) -> bool:
         """Return whether this host has such slots."""
@@ -90,7 +95,9 @@ class HostResources:
     used: Amounts
     """What jobs use, our leases included."""
     neighbours: tuple[Neighbour, ...] = ()
-    """Other jobs on the host. Empty unless :attr:`SlotKind.beside` of a kind needs them."""
+    """Other jobs on the host. Empty unless a kind needs them
+    (:attr:`SlotKind.needs_neighbours`).
+    """
     closed: str = ""
     """Why no further job can start on the host, for example because a job has exclusive use of it;
     empty if one can.
@@ -177,12 +184,13 @@ def slot_facts(
     for kind in kinds:
         # A waiting lease will soon have its resources.
         waiting = sum(not s.runs for name, s in leased.items() if kind_of(name) == kind.name)
-        for resource, amount in kind.amounts.items():
+        amounts = _with_untyped(kind.amounts)
+        for resource, amount in amounts.items():
             if waiting and resource in free:
                 free[resource] -= waiting * amount
         for name, parts in use.parts.items():
             for _ in range(waiting):
-                _divide(free, free_parts[name], kind, name, parts)
+                _divide(free, free_parts[name], amounts, name, parts)
     totals = {name: parts.total for name, parts in use.parts.items()}
     facts = []
     waiting_mb = _reserved_mb(kinds, leased)
@@ -216,15 +224,24 @@ def slot_facts(
     return facts
 
 
+def _with_untyped(amounts: Amounts) -> Amounts:
+    """Return the amounts with those of typed resources counted under the untyped name too."""
+    untyped: Counter[str] = Counter()
+    for name, amount in amounts.items():
+        if ":" in name:
+            untyped[name.partition(":")[0]] += amount
+    return {**untyped, **amounts}
+
+
 def _divide(
-    free: dict[str, int], on_devices: list[int], kind: SlotKind, name: str, parts: DeviceParts
+    free: dict[str, int], on_devices: list[int], amounts: Amounts, name: str, parts: DeviceParts
 ) -> None:
-    """Take what a waiting lease of a kind needs from the devices whose parts are ``name``."""
+    """Take what a waiting lease needs from the devices whose parts are ``name``."""
     whole = max(parts.total, default=0)
-    for _ in range(kind.amounts.get(parts.device, 0)):  # it takes devices as a whole
+    for _ in range(amounts.get(parts.device, 0)):  # it takes devices as a whole
         if whole in on_devices:
             on_devices.remove(whole)
-    if amount := kind.amounts.get(name, 0):
+    if amount := amounts.get(name, 0):
         fits = [part for part in on_devices if part >= amount]
         if not fits:
             return
@@ -261,7 +278,8 @@ def neighbour_reason(kind: SlotKind, neighbours: Iterable[Neighbour], owner: str
 
 
 def memory_reason(kind: SlotKind, use: HostResources, count: int, waiting_mb: float = 0.0) -> str:
-    """Return why the memory of a slot does not count as free; empty if it does, or is not known.
+    """Return why the memory of a slot does not count as free; empty if it does, or is not known, or
+    if no job but our leases is on the host: its memory is page cache then.
 
     Args:
         kind: the kind.
@@ -270,7 +288,7 @@ def memory_reason(kind: SlotKind, use: HostResources, count: int, waiting_mb: fl
             memory.
         waiting_mb: free memory that leases which do not run yet need, MiB.
     """
-    if not kind.free_memory or use.free_memory_mb is None:
+    if not kind.free_memory or use.free_memory_mb is None or not use.neighbours:
         return ""
     needed = count * _needed_mb(kind) + waiting_mb
     if use.free_memory_mb >= needed:
@@ -284,7 +302,7 @@ def memory_reason(kind: SlotKind, use: HostResources, count: int, waiting_mb: fl
 
 
 def _needed_mb(kind: SlotKind) -> float:
-    return (kind.free_memory or 0.0) * kind.amounts.get(MEMORY_MB, 0)
+    return kind.free_memory * kind.amounts.get(MEMORY_MB, 0)
 
 
 def _reserved_mb(kinds: Iterable[SlotKind], leased: Mapping[str, LeasedSlot]) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.slots import HostResources, SlotKind, kind_finding
+from scavenger.batch.slots import HostResources, SlotKind, capacity, kind_finding
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
@@ -42,9 +42,27 @@ def slot_findings(
     except SchedulerError as error:
         yield False, f"What the hosts have cannot be read: {error}"
         return
-    yield from _whole_nodes(hosts, site, settings)
+    lease = settings.lease
+    partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
+    in_partition = frozenset[str]().union(*(partition.nodes for partition in partitions))
+    if partitions:
+        hosts = {name: use for name, use in hosts.items() if name in in_partition}
+    closed = {
+        name: why
+        for name in hosts
+        if (why := site.why_whole_nodes(lease.partitions, name))
+        and any(kind.covers(name) for kind in settings.slots)
+    }
+    able = {
+        kind.name: {name for name, use in hosts.items() if _fits(kind, name, use)}
+        for kind in settings.slots
+    }
+    without = {name for name, fitting in able.items() if fitting and fitting <= closed.keys()}
+    yield from _whole_nodes(closed, hosts, without)
+    usable = {name: use for name, use in hosts.items() if name not in closed}
     for kind in settings.slots:
-        yield _kind_finding(kind, hosts, site, settings.lease)
+        if kind.name not in without:
+            yield _kind_finding(kind, usable if able[kind.name] else hosts, lease)
     for sentence in unconfined(site.settings, settings.slots):
         yield True, sentence
 
@@ -79,9 +97,8 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
             "Slurm does not limit the memory of jobs (ConstrainRAMSpace in cgroup.conf). "
             "MalleTrain measures that of its leases and ends a job that uses more than its slot "
             "has, unless [nodes] bound_memory is false. Between two measurements it is not "
-            "bounded. Because other jobs may use more than they requested, slots are leased only "
-            "where a quarter of their memory, or free_memory of their kind, is free without the "
-            "page cache (FreeMem)."
+            "bounded. Other jobs may use more than they requested; free_memory of a kind keeps its "
+            "slots off hosts with other jobs whose memory is not free."
         )
     if not constrains["Devices"] and any("gpu" in kind.amounts for kind in kinds):
         yield (
@@ -94,32 +111,40 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
     )
 
 
+def _fits(kind: SlotKind, name: str, use: HostResources) -> bool:
+    """Return whether the host could have a slot of the kind if it were empty."""
+    totals = {resource: parts.total for resource, parts in use.parts.items()}
+    return kind.covers(name) and capacity(use.total, kind.amounts, totals) > 0
+
+
 def _whole_nodes(
-    hosts: Mapping[str, HostResources], site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]
+    closed: Mapping[str, str], hosts: Collection[str], without: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield a finding if the lease of a slot would hold its whole host."""
-    partitions = settings.lease.partitions
-    covered = (name for name in hosts if any(kind.covers(name) for kind in settings.slots))
-    reasons = {why for name in covered if (why := site.why_whole_nodes(partitions, name))}
-    for why in sorted(reasons):
+    """Yield a finding for each reason why the lease of a slot would hold its whole host.
+
+    Args:
+        closed: host → the reason.
+        hosts: all hosts.
+        without: kinds of slots that fit on such hosts only.
+    """
+    lost = f" There is no other host for slots of kind {', '.join(sorted(without))}."
+    for why in sorted(set(closed.values())):
+        count = sum(reason == why for reason in closed.values())
         yield (
-            False,
+            False if without else None,
             f"Leases are of slots, but {why}, so that the lease of one slot would hold its whole "
-            "host; MalleTrain leases no slot there. Set OverSubscribe=NO and ExclusiveUser=NO for "
-            "the partition, have leases run in another one (partition in [scheduler.slurm]), or "
-            "remove slots from [scheduler.slurm] to lease whole nodes.",
+            f"host; MalleTrain leases no slot there ({count} of {len(hosts)} hosts)."
+            f"{lost if without else ''} Set OverSubscribe=NO and ExclusiveUser=NO for the "
+            "partition, have leases run in another one (partition in [scheduler.slurm]), or remove "
+            "slots from [scheduler.slurm] to lease whole nodes.",
         )
 
 
 def _kind_finding(
-    kind: SlotKind, hosts: Mapping[str, HostResources], site: SlurmSite, lease: SlurmLeaseOptions
+    kind: SlotKind, hosts: Mapping[str, HostResources], lease: SlurmLeaseOptions
 ) -> Finding:
-    partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
-    partition_nodes = frozenset[str]().union(*(partition.nodes for partition in partitions))
-    usable = {
-        name: use.total for name, use in hosts.items() if not partitions or name in partition_nodes
-    }
-    parts = {name: hosts[name].parts for name in usable}
+    usable = {name: use.total for name, use in hosts.items()}
+    parts = {name: use.parts for name, use in hosts.items()}
     where = lease.partition or "any partition"
     works, sentence = kind_finding(kind, usable, "scheduler.slurm", where, parts)
     types = {

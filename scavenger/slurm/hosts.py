@@ -122,6 +122,9 @@ def divided(total: Mapping[str, int], used: dict[str, int], text: str) -> dict[s
     GPU, or not at all: then ``GresUsed`` names and counts the GPUs of which some shard is in use,
     whatever number that is (Slurm 22.05), and nothing of these counts as idle.
 
+    Shards can be of some GPUs only. If Slurm does not list the GPUs, all have equally many; if that
+    cannot be, because the number does not divide or is one a GPU, there are no parts.
+
     Args:
         total: what the host has.
         used: what is in use of it; changed in place.
@@ -132,19 +135,29 @@ def divided(total: Mapping[str, int], used: dict[str, int], text: str) -> dict[s
     for name in SHARED:
         if not gpus or not total.get(name):
             continue
-        each = total[name] // gpus
-        partial: list[int] = []
-        touched = 0
+        listed: list[tuple[int, int]] = []
+        counted = 0
         for words, detail in _pieces(text):
-            if words[0] != name:
-                continue
-            fills = _FILL.findall(detail)
-            in_use = [int(have) - int(taken) for taken, have in fills if int(taken)]
-            partial += in_use
-            touched += len(in_use) if fills else _count(words)
-        whole = max(0, gpus - used.get(GPU, 0) - touched)
-        parts[name] = DeviceParts(GPU, (each,) * gpus, (*(each,) * whole, *partial))
-        used[name] = total[name] - sum(parts[name].free)
+            if words[0] == name:
+                fills = [(int(taken), int(have)) for taken, have in _FILL.findall(detail)]
+                listed += [(taken, have) for taken, have in fills if have]
+                counted += 0 if fills else _count(words)
+        touched = counted + sum(taken > 0 for taken, _ in listed)
+        each = total[name] // gpus
+        if listed:
+            devices = [have for _, have in listed]
+            untouched = sorted(have for taken, have in listed if not taken)
+        else:
+            devices = [each] * gpus if each > 1 else []
+            untouched = devices[touched:]
+        if sum(devices) == total[name]:
+            # Any of them may be among the GPUs that are in use as a whole.
+            idle = untouched[: max(0, len(untouched) - used.get(GPU, 0))]
+            partial = [have - taken for taken, have in listed if taken]
+            parts[name] = DeviceParts(GPU, tuple(devices), (*idle, *partial))
+            used[name] = total[name] - sum(parts[name].free)
+        elif counted:
+            used[name] = total[name]
         for resource in [r for r in total if r.partition(":")[0] == GPU]:
             used[resource] = min(total[resource], used.get(resource, 0) + touched)
     return parts

@@ -40,7 +40,7 @@ from scavenger.batch.poll_result import Finding, PollConclusions, SchedulerAnswe
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.slots import ANY, LeasedSlot, slot_facts
+from scavenger.batch.slots import LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError, host_of, kind_of
 from scavenger.slurm.check import SlurmCheckInputs, findings
@@ -272,10 +272,6 @@ def _in_block(job: SlurmJob) -> tuple[str, str] | None:
 
 
 TURN_WITHOUT_BACKFILL_S = 60.0
-FREE_MEMORY = 0.25
-"""Part of the memory of a slot that must be free where Slurm does not limit the memory of jobs. The
-rest may be page cache, which FreeMem does not count as free.
-"""
 
 
 class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
@@ -439,13 +435,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """Return slot → its facts, and those of hosts without slots unchanged. Raises
         SchedulerError.
         """
-        usual = 0.0 if site.limits_memory else FREE_MEMORY
-        kinds = [
-            replace(kind, free_memory=usual if kind.free_memory is None else kind.free_memory)
-            for kind in self.settings.slots
-        ]
+        kinds = self.settings.slots
         use = read_hosts(self.commands.ask([*HOSTS]))
-        if any(kind.beside != ANY for kind in kinds):
+        if any(kind.needs_neighbours for kind in kinds):
             mark = new_mark()
             jobs = self.commands.ask([*NEIGHBOURS, f"{mark}|{NEIGHBOUR_FIELDS}"])
             use = with_neighbours(use, jobs, mark, {job.id for job in own.values()})

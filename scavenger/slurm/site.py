@@ -141,15 +141,6 @@ class SlurmSite:
         return int(text) if text.isdecimal() else None
 
     @property
-    def limits_memory(self) -> bool:
-        """Whether a job can use no more memory than it requested (cgroup.conf(5),
-        ConstrainRAMSpace).
-        """
-        plugins = self.settings.get("TaskPlugin", "")
-        constrains = self.settings.get("ConstrainRAMSpace", "").lower() == "yes"
-        return "cgroup" in plugins and constrains
-
-    @property
     def cluster(self) -> str:
         """Its name if it belongs to a federation, so that jobs have to name it; otherwise empty."""
         return self.settings.get("ClusterName", "") if self.federation else ""
@@ -208,7 +199,10 @@ class SlurmSite:
             node: the node; empty: any.
         """
         select = self.settings.get("SelectType", "")
-        if select and not select.endswith(("cons_tres", "cons_res")):
+        # select/cray_aries is a layer on linear unless these parameters name another plugin.
+        parameters = self.settings.get("SelectTypeParameters", "").upper()
+        layered = "cray" in select and "OTHER_CONS_" in parameters
+        if select and not layered and not select.endswith(("cons_tres", "cons_res")):
             return f"Slurm allocates whole nodes (SelectType={select})"
         for name in partitions:
             partition = self.partitions.get(name)

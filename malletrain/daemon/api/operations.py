@@ -261,9 +261,7 @@ class Api:
         )
         if problem:
             raise RequestRefused(problem, "usage")
-        spec = with_kind(
-            spec, state.config.scheduler.table.slot_sections, state.config.gaps.classes
-        )
+        spec = with_kind(spec, state.config.scheduler.table.slot_sections)
         if problem := refused(spec, user, state.accounts, state.config.notify):
             raise RequestRefused(problem)
         if problem := goals_problem(goals_of(spec), spec.mode, state.clock.now()):

@@ -1,10 +1,9 @@
-"""Decides on which kind of slots a job runs whose sizes count slots or GPUs, and what ``--nodes``
-means where leases are slots. Pure.
+"""Decides on which kind of slots a job runs whose sizes count slots or GPUs. Pure.
 
-The sizes of a job are numbers of leases. At a site without slots these are nodes. Elsewhere the
-user says what is counted: ``--nodes`` whole nodes, ``--slots`` slots of one kind, ``--gpus`` slots
-of a kind with one GPU. What could mean two things is refused with a sentence that names the option
-for each. A job of one node or slot whose size was not said runs on any kind.
+The sizes of a job are numbers of leases. ``--slots`` and ``--gpus`` say which leases: slots of one
+kind, slots of a kind with one GPU. What could mean two kinds is refused with a sentence that names
+the option for each. ``--nodes`` counts leases of any one kind or class, nodes or slots; without
+``--kind`` the allocator chooses it.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from malletrain.config.schedulers import SlotSection
 from malletrain.daemon.jobs.admission import RequestRefused
 from malletrain.protocol.messages import JobSpec
 
-DEFAULT_CLASS = "default"
 
-
-def with_kind(spec: JobSpec, kinds: Sequence[SlotSection], classes: Sequence[str]) -> JobSpec:
-    """Return the job with the kind of slots, or the class of nodes, that its sizes count.
+def with_kind(spec: JobSpec, kinds: Sequence[SlotSection]) -> JobSpec:
+    """Return the job with the kind of slots that its sizes count; unchanged if they count nodes.
 
     Args:
         spec: the job; its ``node_class`` exists here.
         kinds: kinds of slots of the site; empty: leases are whole nodes.
-        classes: classes of whole nodes that the configuration names.
 
     Raises:
         RequestRefused: the site has no such slots, or has several and none is named.
@@ -36,7 +32,7 @@ def with_kind(spec: JobSpec, kinds: Sequence[SlotSection], classes: Sequence[str
     elif spec.counts == "gpus":
         name = _kind_of_gpus(spec, kinds)
     else:
-        name = _kind_of_nodes(spec, kinds, classes)
+        return spec
     return msgspec.structs.replace(spec, node_class=name)
 
 
@@ -110,28 +106,6 @@ def _named(spec: JobSpec, kinds: Sequence[SlotSection]) -> SlotSection | None:
         f"give --nodes {size} --kind {spec.node_class}.",
         "usage",
     )
-
-
-def _kind_of_nodes(spec: JobSpec, kinds: Sequence[SlotSection], classes: Sequence[str]) -> str:
-    if not kinds or spec.node_class or spec.max_nodes == 1:
-        return spec.node_class
-    size = _size(spec)
-    if all(kind.nodes for kind in kinds):  # other hosts are leased as a whole
-        if not classes:
-            return DEFAULT_CLASS
-        raise RequestRefused(
-            f"This site leases slots ({_listed(kinds)}) and whole nodes of several classes; for "
-            f"nodes name one of {', '.join((DEFAULT_CLASS, *classes))}, such as --nodes {size} "
-            f"--kind {classes[0]}; for slots give --slots {size} --kind {kinds[0].name}.",
-            "usage",
-        )
-    if len(kinds) > 1:
-        raise RequestRefused(
-            f"This site leases no whole nodes, which --nodes counts, but slots of several kinds, "
-            f"{_listed(kinds)}; name one, such as --slots {size} --kind {kinds[0].name}.",
-            "usage",
-        )
-    return kinds[0].name
 
 
 def _listed(kinds: Sequence[SlotSection]) -> str:

@@ -161,8 +161,7 @@ def slot_kind(slots: SlotSection) -> SlotKind:
         amounts[name] = int(count)
     amounts.update({CPUS: slots.cpus, MEMORY_MB: slots.memory // 2**20})
     hosts = frozenset(name for text in slots.nodes for name in expand(text))
-    free_memory = None if slots.free_memory == "auto" else slots.free_memory
-    return SlotKind(slots.name, amounts, slots.beside, hosts, free_memory)
+    return SlotKind(slots.name, amounts, slots.beside, hosts, slots.free_memory)
 
 
 def _policy(table: BatchScheduler) -> CommandPolicy:

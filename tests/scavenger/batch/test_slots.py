@@ -130,6 +130,21 @@ def test_a_waiting_lease_has_a_device_as_a_whole_or_in_parts(waiting, gpus, shar
     assert Counter(map(kind_of, names)) == {"gpu": gpus, "shard": shards}
 
 
+@pytest.mark.parametrize("typed", [{"gpu:a100": 1}, {"gpu": 1, "gpu:a100": 1}])
+def test_a_waiting_lease_of_a_gpu_of_one_type_leaves_fewer_gpus_and_shards(typed):
+    kinds = (
+        SlotKind("a100", {**typed, "cpus": 1, "memory_mb": 1}),
+        SlotKind("gpu", {"gpu": 1, "cpus": 1, "memory_mb": 1}),
+        SlotKind("shard", {"shard": 1, "cpus": 1, "memory_mb": 1}),
+    )
+    host = sharded((2, 2, 2, 2))
+    host = replace(host, total={**SHARDS, "gpu:a100": 4}, used={**host.used, "gpu:a100": 0})
+    names = idle(host, *kinds, leased={"c1/a100.0": LeasedSlot("l1", False)})
+    assert Counter(map(kind_of, names)) == {"a100": 3, "gpu": 3, "shard": 6}
+    parted = idle(host, *kinds, leased={"c1/shard.0": LeasedSlot("l1", False)})
+    assert Counter(map(kind_of, parted)) == {"a100": 3, "gpu": 3, "shard": 7}
+
+
 def test_a_host_that_a_user_keeps_has_no_idle_slot():
     use = HostResources(TOTAL, used(gpu=1), closed="kept for jobs of ann")
     [fact, *_] = slot_facts(HOST, use, [GPU], {}, {}, 0.0)
@@ -163,6 +178,9 @@ def test_whose_jobs_may_be_beside_a_slot(beside, owner, passes):
     assert choose(empty, rules, 0.0, lambda _: None).gaps, "an empty host is free for all"
 
 
+BOB = (Neighbour("bob", "batch"),)
+
+
 @pytest.mark.parametrize(
     ("part", "free_mb", "taken"),
     [
@@ -172,14 +190,14 @@ def test_whose_jobs_may_be_beside_a_slot(beside, owner, passes):
         (1.0, 2999, 2),
         (0.25, None, 4),  # not known
         (0.0, 0, 4),  # not looked at
-        (None, 0, 4),
     ],
 )
 def test_memory_that_nobody_requested_but_that_is_not_free(part, free_mb, taken):
     """Each idle slot of a host needs free memory of its own."""
     kind = replace(GPU, free_memory=part)
     assert kind.amounts["memory_mb"] == 1000
-    rules, host = GapRules(idle_for_s=0.0), HostResources(TOTAL, used(), free_memory_mb=free_mb)
+    rules = GapRules(idle_for_s=0.0)
+    host = HostResources(TOTAL, used(), BOB, free_memory_mb=free_mb)
     facts = slot_facts(HOST, host, [kind], {}, {}, 0.0)
     choice = choose(facts, rules, 0.0, lambda _: None)
     assert sorted(node.name for node in choice.gaps) == [f"c1/gpu.{n}" for n in range(taken)]
@@ -189,9 +207,17 @@ def test_memory_that_nobody_requested_but_that_is_not_free(part, free_mb, taken)
         assert answers["memory"] is (number < taken)
 
 
+def test_the_memory_of_a_host_without_other_jobs_is_page_cache():
+    kind = replace(GPU, free_memory=1.0)
+    host = HostResources(TOTAL, used(), free_memory_mb=0)
+    assert not any(fact.memory for fact in slot_facts(HOST, host, [kind], {}, {}, 0.0))
+    assert kind.needs_neighbours
+    assert not GPU.needs_neighbours, "nobody looks at memory unless the site says so"
+
+
 def test_the_memory_of_a_lease_that_does_not_run_yet_is_not_free():
     kind = replace(GPU, free_memory=0.5)
-    host = HostResources(TOTAL, used(), free_memory_mb=1000)
+    host = HostResources(TOTAL, used(), BOB, free_memory_mb=1000)
     leased = {"c1/gpu.0": LeasedSlot("l1", False)}
     facts = {f.name: f for f in slot_facts(HOST, host, [kind], leased, {}, 0.0)}
     assert facts["c1/gpu.1"].memory == ""

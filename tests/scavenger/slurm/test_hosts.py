@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scavenger.batch.slots import DeviceParts, HostResources, Neighbour
+from scavenger.batch.rules import NodeFacts
+from scavenger.batch.slots import DeviceParts, HostResources, Neighbour, SlotKind, slot_facts
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import read_gres, read_hosts, with_neighbours
 from scavenger.slurm.job import slot_options
@@ -91,6 +92,33 @@ def test_shards_and_gpus_of_one_device_exclude_each_other(in_use, gpus, free):
     assert use.used["gpu"] == gpus
     assert use.used["shard"] == 8 - sum(free)
     assert "shard" not in read_hosts(text.replace(",shard:8", ""))["n1"].parts
+
+
+@pytest.mark.parametrize(
+    ("shards", "in_use", "slots", "gpus", "free"),
+    [
+        # One GPU of four has all the shards, and Slurm does not say so.
+        (4, "gpu:0,shard:(null):0(IDX:N/A)", 2, 0, None),
+        (4, "gpu:0,shard:(null):1(IDX:3)", 0, 1, None),  # some of it, who knows how much
+        (6, "gpu:0,shard:0", 3, 0, None),
+        # It says so.
+        (4, "gpu:0,shard:(null):0(0/4)", 2, 0, (4,)),
+        (4, "gpu:0,shard:(null):1(1/4)", 1, 1, (3,)),
+        (4, "gpu:0,shard:(null):1(0/0,1/4,0/0,0/0)", 1, 1, (3,)),
+        (4, "gpu:1,shard:(null):0(0/4)", 0, 1, ()),  # that one may be in use
+        (6, "gpu:1(IDX:0),shard:(null):0(0/2,0/4)", 1, 1, (2,)),
+        (8, "gpu:0,shard:(null):0(0/4)", 4, 0, None),  # the others are not listed
+    ],
+)
+def test_shards_of_some_gpus_only(shards, in_use, slots, gpus, free):
+    text = LINE.format(owner="N/A").replace(",shard:8", f",shard:{shards}")
+    old = "GresUsed=gpu:a100:2(IDX:0,2),shard:0"
+    [use] = read_hosts(text.replace(old, f"GresUsed={in_use}")).values()
+    kind = SlotKind("half", {"shard": 2, "cpus": 1, "memory_mb": 1})
+    facts = slot_facts(NodeFacts("n1", "mixed", idle=False), use, [kind], {}, {}, 0.0)
+    assert sum(fact.idle for fact in facts) == slots
+    assert use.used["gpu"] == gpus
+    assert (use.parts["shard"].free if "shard" in use.parts else None) == free
 
 
 @pytest.mark.parametrize(

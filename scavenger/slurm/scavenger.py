@@ -123,6 +123,7 @@ class Hold:
         now: float,
     ) -> str:
         """Update from a poll.
+        ahead_s: float = 0.0,
 
         Args:
             own: lease id → its job.
@@ -133,12 +134,15 @@ class Hold:
             now: epoch seconds.
 
         Returns:
+            ahead_s: by how much Slurm's clock is ahead of this host's, seconds, with which the
+                times of ``own`` were converted.
             Why no lease may be requested now; empty if leases may be requested.
         """
         for lease_id, job in own.items():
             if lease_id in given_up or job.state in PENDING_STATES or job.end is None:
                 continue
-            early = job.end < self._ends.setdefault(lease_id, job.end) - 1.0
+            end = job.end + ahead_s
+            early = end < self._ends.setdefault(lease_id, end) - 1.0
             if (
                 early
                 and (job.state not in ENDED_STATES or lease_id in self._alive)
@@ -334,8 +338,6 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _ask_site(self) -> SlurmSite:
         before_s = 0.0 if self.site is None else self.site.clock_ahead_s
         site = ask_site(self.commands, self.clock, before_s)
-        if site.clock_ahead_s != before_s:
-            self._hold = Hold()  # its times are on the clock as it was
         site = with_accounting(self.commands, site, self.settings, self.site)
         if not self._settled:
             self.source = source_for(self.api, self.commands, site.version)
@@ -407,7 +409,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             grace_s,
             self._leave_by,
         )
-        hold = self._hold.update(own, given_up, facts, claimed.nodes, hold_s, now)
+        hold = self._hold.update(
+            own, given_up, facts, claimed.nodes, hold_s, now, site.clock_ahead_s
+        )
         partitions = {i: own[i].partition for i, job in lease_jobs.items() if job.alive}
         moved = self._moved.reasons_to_leave(partitions, s.lease.partitions, now)
         leave = moved | {

@@ -24,7 +24,7 @@ from scavenger.batch.calls import CallLog, PollPause, RequestBudget, too_busy
 from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import PartOf
-from scavenger.batch.lease_ender import LeaseEnder, must_leave
+from scavenger.batch.lease_ender import LeaseEnder, WholeJob, must_leave
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_request import lease_spec, not_yet, packed, refused
 from scavenger.batch.lease_script import forget_outputs
@@ -501,3 +501,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             jobs.append(job)
         if error := self.ender.cancel(jobs, self.grace_s(self.site), self.clock()):
             raise error
+
+    def cancel_submitted(self, lease: Lease) -> SchedulerError | None:
+        """Cancel the job of a lease by the id that the scheduler returned when this process
+        submitted it, without a poll. Only for a job submitted minutes ago: later the scheduler may
+        have given the id to another one. Return the error, None if there is none.
+        """
+        if not self.ledger.job_of(lease.id):
+            return SchedulerError(f"This process has submitted no job for lease {lease.id}.")
+        job = WholeJob(lease.scheduler_id, self.ledger.user_of(lease.id))
+        return self.submitter.cancel([job]).problem

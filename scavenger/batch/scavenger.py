@@ -381,13 +381,21 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     # --- taking and giving back ---
 
-    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str] | None = None) -> None:
+    def know(
+        self,
+        leases: Mapping[str, str],
+        nodes: Mapping[str, str] | None = None,
+        jobs: Mapping[str, str] | None = None,
+    ) -> None:
         """Register leases that were taken before this process began. ``leases``: lease id → its
-        user; empty: this process's user. ``nodes``: lease id → its node.
+        user; empty: this process's user. ``nodes``: lease id → its node. ``jobs``: lease id → its
+        ``scheduler_id``, empty if it is not known.
         """
         for lease_id, user in leases.items():
             owner = (self.settings.submit_as and user) or self.settings.user
             self.ledger.know(lease_id, owner, self.clock(), (nodes or {}).get(lease_id, ""))
+            if job_id := (jobs or {}).get(lease_id):
+                self.ledger.submitted(lease_id, job_id)
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
         """Request a lease on each node that is still a gap, as far as the submission rate allows.
@@ -470,6 +478,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             part = PartOf(job_id, spec.node) if len(pack) > 1 else None
             lease = Lease(spec.lease, part.id if part else job_id, LeaseState.PENDING, spec.node)
             self.ledger.jobs[spec.lease] = LeaseJob(lease, user, spec.node, view.time, part=part)
+            self.ledger.submitted(spec.lease, job_id)
             leases.append(lease)
         return leases
 

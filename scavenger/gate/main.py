@@ -4,7 +4,8 @@
 
 With ``--try`` nothing is run: it only reports whether the command would be accepted. Decides what
 must be known about a job before it is ended: that its name is that of a lease, or that it is the
-user's and a job_submit plugin of Slurm can have made its name of a lease's. No shell is involved. The commands are run by their full paths with a newly built environment.
+user's and a job_submit plugin of Slurm can have made its name of a lease's. No shell is involved.
+The commands are run by their full paths with a newly built environment.
 """
 
 from __future__ import annotations

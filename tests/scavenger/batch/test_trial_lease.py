@@ -127,7 +127,7 @@ def test_a_lease_that_cannot_be_given_back_is_named():
         (False, f"Job 7 of the lease on n1 may go on until its time limit: {words} Cancel it."),
     ]
     trial = try_lease(lost := Lost(), None, lambda: lost.now, lost.sleep)
-    assert next(trial)[0] and next(trial)[0]
+    assert [next(trial)[0], next(trial)[0]] == [True, True]
     trial.close()  # as when its process is interrupted
 
 

@@ -117,9 +117,12 @@ def test_a_stopped_server_is_lost_although_the_url_names_another_one(server, mon
         other.bind(("127.0.0.1", 0))
         hosts = f"{server.folder},127.0.0.1&port=5432,{other.getsockname()[1]}"
         url = server.url.replace(f"host={server.folder}", f"host={hosts}&connect_timeout=2")
-        with Store.open(url) as store, contextlib.ExitStack() as outage:
-            with pytest.raises(StoreError, match="nor to 2 other connections"):
-                cut_short(store, lambda: outage.enter_context(server.stopped()))
+        with (
+            Store.open(url) as store,
+            contextlib.ExitStack() as outage,
+            pytest.raises(StoreError, match="nor to 2 other connections"),
+        ):
+            cut_short(store, lambda: outage.enter_context(server.stopped()))
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,9 @@ class Scavenger(Protocol):
 
     name: str
 
-    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
+    def know(
+        self, leases: Mapping[str, str], nodes: Mapping[str, str], jobs: Mapping[str, str]
+    ) -> None:
         """Register the leases that were taken before the daemon's restart. Called before the first
         poll, so that the scavenger recognises these leases. A scheduler with a single user does not
         need it.
@@ -211,6 +213,7 @@ class Scavenger(Protocol):
         Args:
             leases: lease id → user for whom it was taken; empty: the daemon's own user.
             nodes: lease id → its node.
+            jobs: lease id → its ``scheduler_id``; empty if it is not known.
         """
         ...
 

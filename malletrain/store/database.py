@@ -12,7 +12,7 @@ import functools
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
@@ -35,6 +35,10 @@ URL sets them. The system's own time-out is a quarter of an hour, for which the 
 SILENCE_S = 10.0
 """Time without an answer after which a second connection tries whether a PostgreSQL server still
 runs, seconds.
+"""
+MAX_FAILED_PROBES = 2
+"""Connections in a row that time out until the server counts as stopped. One alone can be due to a
+server with too much work.
 """
 _LOCKS = "lock_timeout"
 _WAIT_S = 0.01
@@ -174,7 +178,8 @@ def _psycopg_connection() -> Any:
 
     The system of a server whose processes are stopped (SIGSTOP, a frozen container) still
     acknowledges all that it receives, so no time-out of TCP ends the wait for its answer. A server
-    that works on a long statement does not answer either, but lets a second connection in.
+    that works on a long statement does not answer either, but lets another connection in. A pool
+    such as PgBouncer lets it in whatever its server does.
     """
     import psycopg
 
@@ -182,40 +187,72 @@ def _psycopg_connection() -> Any:
         parameters: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
         def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-            return super().wait(_limit_silence(gen, self._end_if_stopped), *args, **options)
+            limited = _limit_silence(gen, self._answers_another, self._end)
+            return super().wait(limited, *args, **options)
 
-        def _end_if_stopped(self) -> None:
+        def _answers_another(self) -> bool:
             if self.parameters is None:
-                return
+                return True
             arguments, parameters = self.parameters
             try:
-                psycopg.connect(*arguments, **parameters).close()
+                psycopg.connect(*arguments, **_probe_parameters(parameters, self.info)).close()
             except psycopg.errors.ConnectionTimeout:
-                self.pgconn.finish()
-                raise psycopg.OperationalError(
-                    f"no answer for {SILENCE_S:g} s, nor to a second connection"
-                ) from None
+                return False
             except psycopg.Error:
-                return  # a refusal is an answer
+                return True  # a refusal is an answer
+            return True
+
+        def _end(self) -> None:
+            self.pgconn.finish()
+            raise psycopg.OperationalError(
+                f"no answer for {SILENCE_S:g} s, nor to {MAX_FAILED_PROBES} other connections"
+            )
 
     return Connection
 
 
+def _probe_parameters(parameters: Mapping[str, Any], silent: Any) -> dict[str, Any]:
+    """Return the parameters of a connection to the server of a silent one. A URL can name several.
+
+    Args:
+        parameters: those with which the silent connection was made.
+        silent: its psycopg.ConnectionInfo.
+    """
+    server: dict[str, Any] = {"host": silent.host, "port": silent.port}
+    if silent.hostaddr:
+        server["hostaddr"] = silent.hostaddr
+    try:
+        timeout_s = int(parameters.get("connect_timeout") or 0)
+    except ValueError:
+        timeout_s = 0
+    if timeout_s <= 0:  # no limit, or the driver's of two minutes
+        timeout_s = SERVER_WAITS["connect_timeout"]
+    others = {name: value for name, value in parameters.items() if name != "hostaddr"}
+    return {**others, **server, "connect_timeout": timeout_s}
+
+
 def _limit_silence(
-    gen: Generator[Any, Any, Any], check: Callable[[], None]
+    gen: Generator[Any, Any, Any], answers: Callable[[], bool], end: Callable[[], None]
 ) -> Generator[Any, Any, Any]:
-    """Run one of psycopg's generators, which wait for a server. Call ``check`` after each SILENCE_S
-    seconds in which nothing arrived; what it raises ends the wait.
+    """Run one of psycopg's generators, which wait for a server.
+
+    Args:
+        gen: the generator.
+        answers: called after each SILENCE_S seconds in which nothing arrived; returns whether the
+            server answers another connection.
+        end: called after MAX_FAILED_PROBES of these in a row without an answer; raises.
     """
     try:
         state = next(gen)
-        heard_at = time.monotonic()
+        heard_at, failed = time.monotonic(), 0
         while True:
             ready = yield state
             if ready:
-                heard_at = time.monotonic()
+                heard_at, failed = time.monotonic(), 0
             elif time.monotonic() - heard_at >= SILENCE_S:
-                check()
+                failed = 0 if answers() else failed + 1
+                if failed >= MAX_FAILED_PROBES:
+                    end()
                 heard_at = time.monotonic()
             state = gen.send(ready)
     except StopIteration as end:

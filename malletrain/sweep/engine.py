@@ -38,7 +38,7 @@ from optuna.trial import FrozenTrial, TrialState
 from malletrain.protocol.messages import JobSpec
 from malletrain.sweep import ledger as book
 from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TrialJob
-from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.ledger import Ledger, StoredValueError
 from malletrain.sweep.space import Value
 from malletrain.sweep.spec import SweepError
 
@@ -208,7 +208,7 @@ class Engine:
         """Submit the job of a trial. Returns None if the trial has failed instead."""
         try:
             values = self.ledger.values(trial.number)
-        except ValueError as error:  # another program has queued it in the study
+        except StoredValueError as error:  # another program has queued it in the study
             self._fail(trial, f"its values are not of the space: {error}")
             return None
         self._point("values chosen")

@@ -51,6 +51,10 @@ MAX_STEP = 2**31 - 1
 """Largest step that Optuna's tables store on a database server."""
 
 
+class StoredValueError(ValueError):
+    """Another program has stored a value for a trial that is not of the sweep's space."""
+
+
 class UnreadableSweepError(SweepError):
     """The description of a sweep in its study is not valid; the message says what to do."""
 
@@ -382,9 +386,20 @@ class Ledger:
 
     def values(self, number: int) -> dict[str, Value]:
         """Return the values of a trial; chooses them if that has not been done before an
-        interruption."""
+        interruption. Raises StoredValueError.
+        """
         trial, self._cached_trials = self._trial(number), None
-        return {n: suggest(trial, n, p) for n, p in self.sweep.parameters.items()}
+        frozen = self._frozen(number)
+        stored = frozen.params.keys() | frozen.system_attrs.get("fixed_params", {}).keys()
+        values: dict[str, Value] = {}
+        for name, parameter in self.sweep.parameters.items():
+            try:
+                values[name] = suggest(trial, name, parameter)
+            except ValueError as error:
+                if name not in stored:  # an error of the sampler
+                    raise
+                raise StoredValueError(str(error)) from error
+        return values
 
     def note(self, trial: FrozenTrial, name: str, value: Any) -> None:
         """Write an attribute of a trial that has not ended."""

@@ -5,7 +5,8 @@ directory apart. Two engines with directories of their own, such as those of two
 one database. Each would end the trials of the other and start new ones.
 
 Decides whether another engine still runs. No clocks of hosts are compared: an engine is gone if its
-record does not change for a while.
+record does not change for a while. A thread renews the record, because a turn of the engine can
+take longer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +59,7 @@ class SoleEngine:
         self._id = secrets.token_hex(8)
         self._renewed_at = -RENEW_S
         self._count = 0
+        self._lock = threading.Lock()
 
     def claim(self, say: Callable[[str], None]) -> None:
         """Wait until no other engine runs, and make this one the engine of the sweep. Raises
@@ -81,14 +84,15 @@ class SoleEngine:
 
     def renew(self) -> None:
         """Renew the record, if it is time. Raises OtherEngineError if another engine has taken the
-        sweep over.
+        sweep over. Safe to use from several threads.
         """
-        if self._clock() - self._renewed_at < RENEW_S:
-            return
-        now = self._ledger.engine
-        if now.get("id") != self._id:
-            raise OtherEngineError(self._ledger.name, _named(now))
-        self._write()
+        with self._lock:
+            if self._clock() - self._renewed_at < RENEW_S:
+                return
+            now = self._ledger.engine
+            if now.get("id") != self._id:
+                raise OtherEngineError(self._ledger.name, _named(now))
+            self._write()
 
     def release(self) -> None:
         """Delete the record, unless it is another engine's."""
@@ -104,6 +108,7 @@ class SoleEngine:
                 "id": self._id,
                 "host": os.uname().nodename,
                 "pid": os.getpid(),
+                "namespace": pid_namespace(),
                 "count": self._count,
             }
         )
@@ -114,10 +119,37 @@ def sole_engine(ledger: Ledger, say: Callable[[str], None]) -> Iterator[SoleEngi
     """Be the only engine of the sweep. Raises OtherEngineError if another one runs."""
     engine = SoleEngine(ledger)
     engine.claim(say)
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_renew_until, args=(engine, ended), name="engine-record", daemon=True
+    )
+    thread.start()
     try:
         yield engine
     finally:
+        ended.set()
+        thread.join()
         engine.release()
+
+
+def _renew_until(engine: SoleEngine, ended: threading.Event) -> None:
+    """Renew the record until ``ended`` is set. The engine's own thread meets the same errors in its
+    next turn, and reports them.
+    """
+    while not ended.wait(RENEW_S):
+        with contextlib.suppress(optuna.exceptions.StorageInternalError, KeyError, SweepError):
+            engine.renew()
+
+
+def pid_namespace() -> str:
+    """Return an identifier of the processes among which a process id of this process is unique:
+    this boot of this machine, and the namespace of process ids. Empty if it is not known.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
 
 
 def _named(engine: dict[str, Any]) -> str:
@@ -125,14 +157,24 @@ def _named(engine: dict[str, Any]) -> str:
 
 
 def _has_died(engine: dict[str, Any]) -> bool:
-    """Return whether the engine ran on this host and its process is gone, or is this one."""
-    pid = engine.get("pid")
+    """Return whether the engine ran on this host, among the processes that this one sees, and its
+    process is gone, or is this one.
+    """
+    pid, namespace = engine.get("pid"), pid_namespace()
     if engine.get("host") != os.uname().nodename or not isinstance(pid, int):
+        return False
+    if not namespace or engine.get("namespace") != namespace:
         return False
     if pid == os.getpid():
         return True
     try:
+        os.kill(pid, 0)  # unlike /proc, not limited by hidepid
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        return False
+    try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
-        return not Path(f"/proc/{pid}").exists()
+        return False
     return stat.rpartition(")")[2].split()[:1] == ["Z"]

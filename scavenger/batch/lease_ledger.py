@@ -130,6 +130,8 @@ class LeaseLedger:
         """Lease id → (its user, time of the last use of this entry)."""
         self._nodes: dict[str, str] = {}
         """Lease id → its node, if known."""
+        self._job_ids: dict[str, str] = {}
+        """Lease id → id that the scheduler returned for its job."""
         self._limits: dict[str, Backoff] = {}
         """User → back-off of a user who has reached a limit."""
         self._allowed: dict[str, int] = {}
@@ -154,6 +156,20 @@ class LeaseLedger:
     def node_of(self, lease_id: str) -> str:
         """Return the node of the lease; empty if it is not known."""
         return self._nodes.get(lease_id, "")
+
+    def submitted(self, lease_id: str, job_id: str) -> None:
+        """Note the id that the scheduler returned when the lease's job was submitted. The lease
+        must be known.
+
+        Args:
+            lease_id: id of the lease.
+            job_id: id of its job, or of the part of a job that it is.
+        """
+        self._job_ids[lease_id] = job_id.partition("/")[0]
+
+    def job_of(self, lease_id: str) -> str:
+        """Return the id of the job that was submitted for the lease; empty if it is not known."""
+        return self._job_ids.get(lease_id, "")
 
     def user_of(self, lease_id: str) -> str:
         """Return the user of the lease."""
@@ -215,6 +231,7 @@ class LeaseLedger:
             lease: entry for lease, entry in users.items() if now - entry[1] < RECORD_LIFETIME_S
         }
         self._nodes = {lease: node for lease, node in self._nodes.items() if lease in self._users}
+        self._job_ids = {lease: job for lease, job in self._job_ids.items() if lease in self._users}
         for user, count in self._allowed.items():
             if self._alive_count(user) < count:
                 self._limits.pop(user, None)  # another lease can be requested

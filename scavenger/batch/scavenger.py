@@ -24,7 +24,7 @@ from scavenger.batch.calls import CallLog, PollPause, RequestBudget, too_busy
 from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import PartOf
-from scavenger.batch.lease_ender import LeaseEnder, must_leave
+from scavenger.batch.lease_ender import LeaseEnder, WholeJob, must_leave
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_request import lease_spec, not_yet, packed, refused
 from scavenger.batch.lease_script import forget_outputs
@@ -381,13 +381,21 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     # --- taking and giving back ---
 
-    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str] | None = None) -> None:
+    def know(
+        self,
+        leases: Mapping[str, str],
+        nodes: Mapping[str, str] | None = None,
+        jobs: Mapping[str, str] | None = None,
+    ) -> None:
         """Register leases that were taken before this process began. ``leases``: lease id → its
-        user; empty: this process's user. ``nodes``: lease id → its node.
+        user; empty: this process's user. ``nodes``: lease id → its node. ``jobs``: lease id → its
+        ``scheduler_id``, empty if it is not known.
         """
         for lease_id, user in leases.items():
             owner = (self.settings.submit_as and user) or self.settings.user
             self.ledger.know(lease_id, owner, self.clock(), (nodes or {}).get(lease_id, ""))
+            if job_id := (jobs or {}).get(lease_id):
+                self.ledger.submitted(lease_id, job_id)
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
         """Request a lease on each node that is still a gap, as far as the submission rate allows.
@@ -470,6 +478,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             part = PartOf(job_id, spec.node) if len(pack) > 1 else None
             lease = Lease(spec.lease, part.id if part else job_id, LeaseState.PENDING, spec.node)
             self.ledger.jobs[spec.lease] = LeaseJob(lease, user, spec.node, view.time, part=part)
+            self.ledger.submitted(spec.lease, job_id)
             leases.append(lease)
         return leases
 
@@ -501,3 +510,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             jobs.append(job)
         if error := self.ender.cancel(jobs, self.grace_s(self.site), self.clock()):
             raise error
+
+    def cancel_submitted(self, lease: Lease) -> SchedulerError | None:
+        """Cancel the job of a lease by the id that the scheduler returned when this process
+        submitted it, without a poll. Only for a job submitted minutes ago: later the scheduler may
+        have given the id to another one. Return the error, None if there is none.
+        """
+        if not self.ledger.job_of(lease.id):
+            return SchedulerError(f"This process has submitted no job for lease {lease.id}.")
+        job = WholeJob(lease.scheduler_id, self.ledger.user_of(lease.id))
+        return self.submitter.cancel([job]).problem

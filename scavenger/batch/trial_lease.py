@@ -49,7 +49,8 @@ def try_lease(
     clock: Callable[[], float] = time.monotonic,
     sleep: Sleep = time.sleep,
 ) -> Iterator[tuple[bool, str]]:
-    """Yield (works, sentence) per step, up to the first that fails. The lease is always given back.
+    """Yield (works, sentence) per step, up to the first that fails. The lease is always given back;
+    if that fails too, the last sentence names its job.
 
     Args:
         scavenger: the scavenger that takes the lease; see :func:`use_trial_prefix`.
@@ -58,7 +59,7 @@ def try_lease(
         sleep: waits between two polls.
     """
     lease: Lease | None = None
-    has_ended = False
+    is_over = False
     try:
         began = clock()
         node = _gap(scavenger, clock, sleep)
@@ -76,13 +77,34 @@ def try_lease(
         began = clock()
         scavenger.give_back([lease])
         _wait(scavenger, lease, LeaseState.ENDED, END_TIMEOUT_S, clock, sleep)
-        has_ended = True
+        is_over = True
         yield True, f"It ended within {clock() - began:.1f} s of being given back."
     except (SchedulerError, _TrialError) as error:
         yield False, str(error)
+        if lease is not None and lease.state is not LeaseState.ENDED:
+            is_over = True
+            if problem := _end(scavenger, lease):
+                yield False, problem
     finally:
-        if lease is not None and lease.state is not LeaseState.ENDED and not has_ended:
-            scavenger.give_back([lease])
+        if lease is not None and lease.state is not LeaseState.ENDED and not is_over:
+            _end(scavenger, lease)
+
+
+def _end(scavenger: Scavenger, lease: Lease) -> str:
+    """Give the lease back. If the scheduler does not say which job is the lease's, cancel the one
+    that this trial has just submitted. Return why neither works; empty if one does.
+    """
+    try:
+        scavenger.give_back([lease])
+        return ""
+    except SchedulerError as error:
+        problem = error
+    if isinstance(scavenger, BatchScavenger) and not scavenger.cancel_submitted(lease):
+        return ""
+    return (
+        f"Job {lease.scheduler_id} of the lease on {lease.node} may go on until its time limit: "
+        f"{str(problem).rstrip('.')}. Cancel it."
+    )
 
 
 def _gap(scavenger: Scavenger, clock: Callable[[], float], sleep: Sleep) -> str:

@@ -126,7 +126,9 @@ class LocalScavenger:
             ),
         )
 
-    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
+    def know(
+        self, leases: Mapping[str, str], nodes: Mapping[str, str], jobs: Mapping[str, str]
+    ) -> None:
         """Do nothing: all leases belong to one user."""
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:

@@ -3,8 +3,9 @@
   malletrain-lease [--try] COMMAND ARGUMENT...
 
 With ``--try`` nothing is run: it only reports whether the command would be accepted. Decides what
-must be known about a job before it is ended: that its name is that of a lease. No shell is
-involved. The commands are run by their full paths with a newly built environment.
+must be known about a job before it is ended: that its name is that of a lease, or that it is the
+user's and a job_submit plugin of Slurm can have made its name of a lease's. No shell is involved.
+The commands are run by their full paths with a newly built environment.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ QUERY_TIMEOUT_S = 15.0
 """Time limit of the scheduler's answer about job names, seconds."""
 
 
+_LEASE_NAME = re.compile(
+    r"(?<![A-Za-z0-9])malletrain-[A-Za-z0-9]+-[A-Za-z]+\d+(?:[-+]\d+)*(?![A-Za-z0-9+])"
+)
+"""The whole name of a lease within the one that a job_submit plugin has made of it."""
 _NUMBER = re.compile(r"\s(\d+(?:\[\d*\])?)(?:\.|\s)")
 """The id of the job in an error message of PBS."""
 
@@ -110,7 +115,7 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
         raise GateClosed(f"The rules name no {query}, which is asked for the names of jobs.")
     if rules.kind == "slurm":
         job_ids = sorted({job.partition(".")[0] for job in command.jobs})
-        argv, ended = ["--noheader", "--format=%j", f"--jobs={','.join(job_ids)}"], SLURM.ended
+        argv, ended = ["--noheader", "--format=%u|%j", f"--jobs={','.join(job_ids)}"], SLURM.ended
     else:
         # not JSON, which shows the first of several jobs only
         argv, ended = ["-f", "-F", "dsv", "-D", DSV_MARK, *command.jobs], PBS.ended
@@ -134,12 +139,22 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
     if unexpected or (result.returncode and not lines):
         complaint = unexpected[0].strip()[:300] if unexpected else f"status {result.returncode}"
         raise GateClosed(f"{query} does not say what these jobs are: {complaint}")
-    names = (
-        stdout.splitlines() if rules.kind == "slurm" else _pbs_names(stdout, lines, command.jobs)
-    )
-    for name in names:
+    if rules.kind == "slurm":
+        for line in stdout.splitlines():  # also the rest of a name that contains a line break
+            user, _, name = line.partition("|")
+            renamed = _LEASE_NAME.search(name)
+            if not name.startswith(rules.prefix) and not (
+                renamed and renamed[0].startswith(rules.prefix) and user == environment["LOGNAME"]
+            ):
+                raise _no_lease(name or line)
+        return
+    for name in _pbs_names(stdout, lines, command.jobs):
         if not name.startswith(rules.prefix):
-            raise GateClosed(f'"{name[:80]}" is the name of no lease: it is not ended.')
+            raise _no_lease(name)
+
+
+def _no_lease(name: str) -> GateClosed:
+    return GateClosed(f'"{name[:80]}" is the name of no lease: it is not ended.')
 
 
 def _pbs_names(stdout: str, complaints: Sequence[str], jobs: Sequence[str]) -> list[str]:

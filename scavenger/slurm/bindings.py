@@ -226,9 +226,8 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             str(job.account or ""),
         )
         if lease_name:
-            table.ours.append(slurm_job._replace(name=lease_name))
-        # A renamed job is ours only if it belongs to the user of its lease.
-        if not name.startswith(prefix) and state in (*WAITING_STATES, SUSPENDED_STATE):
+            table.ours.append(slurm_job._replace(name=lease_name, renamed=lease_name != name))
+        if name != lease_name and state in (*WAITING_STATES, SUSPENDED_STATE):
             others = table.suspended if state == SUSPENDED_STATE else table.pending
             others.append(slurm_job)
     return table

@@ -107,17 +107,21 @@ class SlurmJob(NamedTuple):
     """Account of the job."""
     part: PartOf | None = None
     """Its part of a job that it shares with other leases."""
+    renamed: bool = False
+    """Whether ``name`` is only a part of the name that Slurm shows."""
 
 
 class SlurmJobTable(NamedTuple):
     """The relevant jobs of one poll."""
 
     pending: list[SlurmJob]
-    """Jobs of others in WAITING_STATES, and of ours those that a plugin has renamed."""
+    """Jobs of others in WAITING_STATES, and all that are renamed."""
     ours: list[SlurmJob]
-    """All jobs with our prefix in their names, including ended ones."""
+    """All jobs with our prefix in their names, including ended ones. A renamed one can be a main
+    job.
+    """
     suspended: list[SlurmJob]
-    """Suspended jobs of others."""
+    """Suspended jobs of others, and all that are renamed."""
 
 
 class SlurmReservation(NamedTuple):
@@ -231,10 +235,10 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             "" if fields[13] == "(null)" else fields[13],
         )
         if may_be_lease and (name := own_name(job.name, prefix)):
-            table.ours.append(job._replace(name=name))
-        if may_be_lease and job.name.startswith(prefix):
-            continue
-        # A renamed job is ours only if it belongs to the user of its lease.
+            renamed = name != job.name
+            table.ours.append(job._replace(name=name, renamed=renamed))
+            if not renamed:
+                continue
         if job.state in WAITING_STATES:
             table.pending.append(job)
         elif job.state == SUSPENDED_STATE:
@@ -249,7 +253,8 @@ _LEASES = r"[A-Za-z]+\d+(?:[-+]\d+)*(?![A-Za-z0-9+])"
 
 def own_name(name: str, prefix: str) -> str:
     """Return the name with which a job of ours was submitted; empty if it is no job of ours. A
-    job_submit plugin may have put text before or behind it.
+    job_submit plugin may have put text before or behind it. A user can have given such a name to a
+    main job, so that a longer name alone does not make a job ours.
 
     Args:
         name: the job's name.

@@ -33,7 +33,7 @@ from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.groups import is_unknown
+from scavenger.batch.groups import is_unknown, leases_in
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.moved_leases import MovedLeases
 from scavenger.batch.poll_result import Finding, PollConclusions, SchedulerAnswer
@@ -105,7 +105,9 @@ class Hold:
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
-        """Lease id → time at which its job would end by its time limit."""
+        """Lease id → time at which its job would end by its time limit, on Slurm's clock. On this
+        host's it would change with each measurement of the difference.
+        """
         self._alive: set[str] = set()
         self._open: dict[str, tuple[float, str]] = {}
         """Preempted lease whose node is not in use by others yet → (time of the observation,
@@ -121,6 +123,7 @@ class Hold:
         due_nodes: Container[str],
         hold_s: float,
         now: float,
+        ahead_s: float = 0.0,
     ) -> str:
         """Update from a poll.
 
@@ -131,6 +134,8 @@ class Hold:
             due_nodes: nodes on which the jobs count that Slurm shows as about to start.
             hold_s: pause in requests after a preempted lease, seconds.
             now: epoch seconds.
+            ahead_s: by how much Slurm's clock is ahead of this host's, seconds, with which the
+                times of ``own`` were converted.
 
         Returns:
             Why no lease may be requested now; empty if leases may be requested.
@@ -138,7 +143,8 @@ class Hold:
         for lease_id, job in own.items():
             if lease_id in given_up or job.state in PENDING_STATES or job.end is None:
                 continue
-            early = job.end < self._ends.setdefault(lease_id, job.end) - 1.0
+            end = job.end + ahead_s
+            early = end < self._ends.setdefault(lease_id, end) - 1.0
             if (
                 early
                 and (job.state not in ENDED_STATES or lease_id in self._alive)
@@ -330,8 +336,6 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _ask_site(self) -> SlurmSite:
         before_s = 0.0 if self.site is None else self.site.clock_ahead_s
         site = ask_site(self.commands, self.clock, before_s)
-        if site.clock_ahead_s != before_s:
-            self._hold = Hold()  # its times are on the clock as it was
         site = with_accounting(self.commands, site, self.settings, self.site)
         if not self._settled:
             self.source = source_for(self.api, self.commands, site.version)
@@ -345,7 +349,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             jobs, reservations = on_this_clock(jobs, reservations, site.clock_ahead_s)
         # Slurm sets the expected start of a job that lacks a node to the present of each cycle.
         answered_at = self.clock()
-        ours = split_by_lease(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
+        named = [job for job in jobs.ours if not job.renamed or self._has_submitted(job)]
+        ours = split_by_lease(named, s.prefix, self.ledger.node_of, self.ledger.users)
         own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
         own_ids = {job.id for job in own.values()}
         jobs = jobs._replace(
@@ -403,7 +408,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             grace_s,
             self._leave_by,
         )
-        hold = self._hold.update(own, given_up, facts, claimed.nodes, hold_s, now)
+        hold = self._hold.update(
+            own, given_up, facts, claimed.nodes, hold_s, now, site.clock_ahead_s
+        )
         partitions = {i: own[i].partition for i, job in lease_jobs.items() if job.alive}
         moved = self._moved.reasons_to_leave(partitions, s.lease.partitions, now)
         leave = moved | {
@@ -480,6 +487,12 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             except SchedulerError:
                 pass  # Slurm is asked again later
         return self._step_watch.ended
+
+    def _has_submitted(self, job: SlurmJob) -> bool:
+        """Return whether the job has the id that sbatch returned for a lease in its name."""
+        name = job.name[len(self.settings.prefix) :]
+        job_ids = {self.ledger.job_of(lease) for lease in leases_in(name) or (name,)}
+        return job.id.partition("_")[0] in {job_id.partition("_")[0] for job_id in job_ids}
 
     def _user_of(self, ours: Sequence[SlurmJob]) -> Callable[[str], str]:
         """Return a function from a lease to its user. An unknown lease belongs to the user of its

@@ -88,7 +88,9 @@ class Machine:
 
     # --- what the daemon asks ---
 
-    def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
+    def know(
+        self, leases: Mapping[str, str], nodes: Mapping[str, str], jobs: Mapping[str, str]
+    ) -> None:
         """Do nothing: the machine knows its leases."""
 
     def contact(self) -> Contact:

@@ -142,7 +142,11 @@ class LeaseReconciler:
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
         rows = self.active.values()
-        scavenger.know({row.id: row.owner for row in rows}, {row.id: row.node for row in rows})
+        scavenger.know(
+            {row.id: row.owner for row in rows},
+            {row.id: row.node for row in rows},
+            {row.id: row.scheduler_id for row in rows},
+        )
 
     # --- commands of the controller ---
 

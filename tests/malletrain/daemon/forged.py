@@ -97,7 +97,7 @@ class Imagined:
     def contact(self) -> Contact:
         return Contact()
 
-    def know(self, leases: Any, nodes: Any) -> None:
+    def know(self, leases: Any, nodes: Any, jobs: Any) -> None:
         """Learn of the leases from before the daemon's last start."""
 
     def of(self, owner: str | None) -> list[str]:

@@ -4,7 +4,7 @@ from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
 
 
 class Remembers(Imagined):
-    """``calls``: the leases of each call of ``know``, and whether a poll came before it."""
+    """``calls``: the leases and jobs of each call of ``know``, and whether a poll came before."""
 
     def __init__(self, *nodes):
         super().__init__(*nodes)
@@ -15,8 +15,8 @@ class Remembers(Imagined):
         self.polled = True
         return super().poll()
 
-    def know(self, leases, nodes):
-        self.calls.append((dict(leases), self.polled))
+    def know(self, leases, nodes, jobs):
+        self.calls.append((dict(leases), dict(jobs), self.polled))
 
 
 def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_asked(tmp_path):
@@ -34,5 +34,7 @@ def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_as
         for lease, request in machine.requests.items()
         if lease in machine.leases
     }
+    jobs = {lease: machine.leases[lease].scheduler_id for lease in owners}
+    assert all(jobs.values())
     RunningDaemon(tmp_path, machine).stop()
-    assert machine.calls == [({}, False), (owners, False)]
+    assert machine.calls == [({}, {}, False), (owners, jobs, False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import pytest
 
@@ -99,9 +100,50 @@ def test_a_server_that_has_stopped_is_lost_and_a_slow_one_is_waited_for(server, 
         with store.transaction() as connection:
             assert connection.exec_driver_sql("SELECT pg_sleep(1.5), 7").scalar_one_or_none() == ""
         with contextlib.ExitStack() as outage:
-            with pytest.raises(StoreError, match=r"no answer for 0.2 s, .*Start its server"):
+            with pytest.raises(
+                StoreError, match=r"no answer for 0.2 s, nor to 2 .*Start its server"
+            ):
                 cut_short(store, lambda: outage.enter_context(server.stopped()))
             with pytest.raises(StoreError, match=r"timeout.*Start its server"):
                 store.get_job(job.id)
         assert store.get_job(job.id) == job
         assert "lost" not in [row.name for row in store.list_jobs()]
+
+
+def test_a_stopped_server_is_lost_although_the_url_names_another_one(server, monkeypatch):
+    """The other one refuses connections, and a refusal by the silent one is an answer."""
+    monkeypatch.setattr("malletrain.store.database.SILENCE_S", 0.2)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        hosts = f"{server.folder},127.0.0.1&port=5432,{other.getsockname()[1]}"
+        url = server.url.replace(f"host={server.folder}", f"host={hosts}&connect_timeout=2")
+        with (
+            Store.open(url) as store,
+            contextlib.ExitStack() as outage,
+            pytest.raises(StoreError, match="nor to 2 other connections"),
+        ):
+            cut_short(store, lambda: outage.enter_context(server.stopped()))
+
+
+@pytest.mark.parametrize(
+    ("given_s", "used_s"), [("", 10), ("&connect_timeout=0", 10), ("&connect_timeout=7", 7)]
+)
+def test_a_server_is_waited_for_if_one_attempt_of_two_times_out(
+    server, monkeypatch, given_s, used_s
+):
+    attempts = []
+
+    def connect(*arguments, **parameters):
+        attempts.append(parameters)
+        if len(attempts) % 2:
+            raise psycopg.errors.ConnectionTimeout("connection timeout expired")
+        return psycopg.Connection.connect(*arguments, **parameters)
+
+    monkeypatch.setattr("malletrain.store.database.SILENCE_S", 0.1)
+    psycopg = pytest.importorskip("psycopg", reason="needs pip install malletrain[postgres]")
+    monkeypatch.setattr(psycopg, "connect", connect)
+    with Store.open(f"{server.url}{given_s}") as store, store.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT pg_sleep(2), 7").scalar_one_or_none() == ""
+    assert len(attempts) > 2
+    assert {each["connect_timeout"] for each in attempts} == {used_s}
+    assert {each["host"] for each in attempts} == {str(server.folder)}

@@ -490,3 +490,24 @@ def test_a_queued_trial_whose_values_are_not_of_the_space_fails_and_stops_no_oth
     world.play()
     assert world.states() == ["FAIL", "COMPLETE"]
     assert "its values are not of the space" in world.trials()[0].user_attrs["malletrain:why"]
+
+
+@pytest.mark.parametrize("queued", [{}, {"kind": "a"}])
+def test_an_error_of_the_sampler_is_no_error_of_the_values(queued):
+    """A sampler of the user's own can have one; the trial is good and is made again."""
+
+    class Broken(optuna.samplers.RandomSampler):
+        def sample_independent(self, *arguments):
+            raise ValueError("cannot reshape array")
+
+    text = sweep_world.TEXT.replace("[sampler]", 'kind = ["a", "b"]\n[sampler]')
+    world = World(described(trials=1, at_once=1, pruner="none", text=text))
+    if queued:
+        in_the_study(world).enqueue_trial(queued)
+    whole, world.engine.ledger.study.sampler = world.engine.ledger.study.sampler, Broken()
+    with pytest.raises(ValueError, match="cannot reshape array"):
+        world.turn()
+    assert world.states() == ["RUNNING"]
+    world.engine.ledger.study.sampler = whole
+    world.play()
+    assert world.states() == ["COMPLETE"]

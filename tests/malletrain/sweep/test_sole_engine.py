@@ -3,16 +3,25 @@
 import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import optuna
 import pytest
 
 from malletrain.sweep import process, sole_engine
 from malletrain.sweep.ledger import Ledger
-from malletrain.sweep.sole_engine import OtherEngineError, SoleEngine
+from malletrain.sweep.sole_engine import OtherEngineError, SoleEngine, pid_namespace
 from tests.malletrain.sweep.sweep_world import World, described
+from tests.waiting import until
 
 ELSEWHERE = {"id": "x", "host": "login2", "pid": 7, "count": 1}
+
+
+def here(pid):
+    """The record of an engine on this host."""
+    host, namespace = os.uname().nodename, pid_namespace()
+    return {**ELSEWHERE, "host": host, "pid": pid, "namespace": namespace}
 
 
 class Time:
@@ -70,7 +79,7 @@ def test_an_engine_that_is_silent_is_replaced_and_stops_when_it_comes_back(ledge
 def test_an_engine_that_has_died_on_this_host_is_not_waited_for(ledger):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    ledger.note_engine({**ELSEWHERE, "host": os.uname().nodename, "pid": child.pid})
+    ledger.note_engine(here(child.pid))
     SoleEngine(ledger, sleep=pytest.fail).claim(pytest.fail)
     assert ledger.engine["pid"] == os.getpid()
 
@@ -78,9 +87,44 @@ def test_an_engine_that_has_died_on_this_host_is_not_waited_for(ledger):
 def test_a_process_that_is_not_reaped_yet_has_died(ledger):
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    ledger.note_engine({**ELSEWHERE, "host": os.uname().nodename, "pid": child.pid})
+    ledger.note_engine(here(child.pid))
     SoleEngine(ledger, sleep=pytest.fail).claim(pytest.fail)
     child.wait()
+
+
+@pytest.mark.parametrize("namespace", ["another", ""])
+def test_an_engine_among_other_processes_of_a_host_of_this_name_is_waited_for(ledger, namespace):
+    """Such as in a container, where process ids are others: the same one, or one that none has."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    for pid in (os.getpid(), child.pid):
+        record = {**here(pid), "namespace": namespace}
+        ledger.note_engine(record)
+        time = Time(lambda now, record=record: ledger.note_engine({**record, "count": int(now)}))
+        with pytest.raises(OtherEngineError):
+            SoleEngine(ledger, time.clock, time.sleep).claim(lambda line: None)
+
+
+def test_a_live_process_of_another_user_has_not_died(ledger, monkeypatch):
+    """With hidepid its directory in /proc is not visible, and a signal to it is refused."""
+
+    def refused(pid, signal):
+        raise PermissionError
+
+    monkeypatch.setattr("os.kill", refused)
+    missing = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    ledger.note_engine(here(missing))
+    time = Time(lambda now: ledger.note_engine({**here(missing), "count": int(now)}))
+    with pytest.raises(OtherEngineError):
+        SoleEngine(ledger, time.clock, time.sleep).claim(lambda line: None)
+
+
+def test_the_record_changes_during_a_long_turn_and_is_deleted_afterwards(ledger, monkeypatch):
+    monkeypatch.setattr(sole_engine, "RENEW_S", 0.01)
+    with sole_engine.sole_engine(ledger, pytest.fail):
+        until(lambda: ledger.engine["count"] > 2, "the record has changed twice")
+    assert "engine-record" not in [thread.name for thread in threading.enumerate()]
+    assert ledger.engine == {}
 
 
 def test_two_engines_with_directories_of_their_own_run_no_trial_twice(monkeypatch):

@@ -13,6 +13,7 @@ from scavenger.interface import (
     PollResult,
     SchedulerError,
 )
+from tests.scavenger.slurm import slurm_world
 
 WHY = Explanation("n1", "idle", False, (("idle", True, "yes"), ("turn", False, "idle for 1 s")))
 
@@ -113,3 +114,33 @@ def test_a_poll_that_fails_is_told():
             raise SchedulerError("squeue: error: slurm_load_jobs: Access denied")
 
     assert Silent().tried() == [(False, "squeue: error: slurm_load_jobs: Access denied")]
+
+
+def test_a_lease_that_cannot_be_given_back_is_named():
+    class Lost(Site):
+        def give_back(self, leases):
+            raise SchedulerError("squeue: error: Unable to contact slurm controller.")
+
+    words = "squeue: error: Unable to contact slurm controller."
+    assert Lost().tried()[3:] == [
+        (False, words),
+        (False, f"Job 7 of the lease on n1 may go on until its time limit: {words} Cancel it."),
+    ]
+    trial = try_lease(lost := Lost(), None, lambda: lost.now, lost.sleep)
+    assert [next(trial)[0], next(trial)[0]] == [True, True]
+    trial.close()  # as when its process is interrupted
+
+
+def test_the_job_of_a_trial_is_cancelled_although_the_scheduler_lists_no_jobs(tmp_path):
+    slurm = slurm_world.World(tmp_path)
+    scavenger = slurm.ready()
+
+    def sleep(seconds):
+        slurm.now += 70.0
+        slurm.tools.fails("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
+
+    slurm.tools.runs("sbatch", "echo 7; exit 0")
+    steps = list(try_lease(scavenger, None, lambda: slurm.now, sleep))
+    assert steps[-1][0] is False
+    assert "Unable to contact slurm controller" in steps[-1][1]
+    assert slurm.tools.calls("scancel") == ["scancel 7"]

@@ -102,8 +102,8 @@ class GateWorld:
 
 
 PROGRAM = (
-    "import os, pathlib, sys\n"
+    f"import os, pathlib, sys; sys.path.insert(0, {str(ROOT)!r})\n"
     "from scavenger.gate.main import main\n"
     "sys.exit(main(sys.argv[2:], pathlib.Path(sys.argv[1]), os.getuid()))\n"
 )
-"""What site-configs/malletrain-lease.py does, with other rules."""
+"""What site-configs/malletrain-lease.py does, with other rules, from the tree of this test."""

@@ -1,6 +1,7 @@
 """The lease gate as a process, as sudo starts it, on imitated commands."""
 
 import os
+import pwd
 
 import pytest
 
@@ -13,6 +14,8 @@ from tests.scavenger.gate.gate_world import TEMPLATES, GateWorld, lease_spec, se
 from tests.scavenger.pbs.fake_pbs import FakePbs
 from tests.scavenger.slurm import slurm_world
 from tests.scavenger.slurm.slurm_world import PREFIX
+
+ME = pwd.getpwuid(os.getuid()).pw_name
 
 
 def submission(**env):
@@ -59,9 +62,15 @@ def test_what_is_no_lease_is_not_submitted(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "asks", "output", "passes"),
     [
-        ("slurm", "squeue", "malletrain-0a1b2c3d-l7\n", True),
-        ("slurm", "squeue", "malletrain-0a1b2c3d-l7\nthesis\n", False),
-        ("slurm", "squeue", "my-malletrain-0a1b2c3d-l7\n", False),
+        ("slurm", "squeue", "ann|malletrain-0a1b2c3d-l7\n", True),
+        ("slurm", "squeue", "ann|malletrain-0a1b2c3d-l7\nann|thesis\n", False),
+        ("slurm", "squeue", f"{ME}|malletrain-0a1b2c3d-l7\nthesis\n", False),
+        ("slurm", "squeue", f"{ME}|proj42_malletrain-0a1b2c3d-l7\n", True),
+        ("slurm", "squeue", f"{ME}|[p] malletrain-0a1b2c3d-l1-3+5 (x)\n", True),
+        ("slurm", "squeue", "ann|proj42_malletrain-0a1b2c3d-l7\n", False),
+        ("slurm", "squeue", f"{ME}|post-malletrain-l7\n", False),
+        ("slurm", "squeue", f"{ME}|my-malletrain-0a1b2c3d-thesis\n", False),
+        ("slurm", "squeue", f"{ME}|thesis|malletrain-0a1b2c3d-l7x\n", False),
         ("slurm", "squeue", "", True),
         ("pbs", "qstat", "Job Id: 12.s\x1fJob_Name=malletrain-0a1b2c3d-l7\x1fqueue=q\n", True),
         ("pbs", "qstat", "Job Id: 12.s\x1fJob_Name=thesis\x1fqueue=q\n", False),
@@ -147,7 +156,8 @@ def may_end(world):
     return True
 
 
-def test_the_scavenger_asks_and_ends_through_the_gate(tmp_path):
+@pytest.mark.parametrize("before", ["", "proj42_"])
+def test_the_scavenger_asks_and_ends_through_the_gate(before, tmp_path):
     """Nothing that it says of a lease of another user is refused, and nothing goes by it."""
     slurm = slurm_world.World(tmp_path)
     gate = GateWorld(tmp_path / "gate", options=["--exclusive", "--mem=0"])
@@ -156,12 +166,20 @@ def test_the_scavenger_asks_and_ends_through_the_gate(tmp_path):
     if partition := one.settings.lease.partition:
         gate.write(options=["--exclusive", "--mem=0", f"--partition={partition}"])
     gate.tools.runs("sbatch", "echo 7; exit 0")
-    gate.tools.answers("squeue", f"{PREFIX}l1\n")
+    gate.tools.answers("squeue", f"{ME}|{before}{PREFIX}l1\n")
     lease = lease_spec("l1", "n1")
     [taken] = one.take([LeaseRequest("l1", "n1", lease.argv, lease.env, owner="ann")])
     assert (taken.state, taken.reason) == (LeaseState.PENDING, "")
     slurm.queue(
-        slurm_world.job("RUNNING", 7, f"{PREFIX}l1", nodes="n1", user="ann", end=slurm.now + 999)
+        slurm_world.job(
+            "RUNNING",
+            7,
+            f"{before}{PREFIX}l1",
+            nodes="n1",
+            user="ann",
+            end=slurm.now + 999,
+            partition="preemptable",
+        )
     )
     one.poll()
     one.give_back([taken])

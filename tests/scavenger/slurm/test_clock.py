@@ -75,3 +75,24 @@ def test_a_clock_that_is_set_makes_no_lease_look_preempted(tmp_path):
     slurm.now += 301
     slurm.tools.answers("sdiag", f"sdiag output at some day ({slurm.now + 60:.0f})\n")
     assert scavenger.read_state().answer.hold == ""
+
+
+def test_a_hold_goes_on_when_the_measured_difference_changes(tmp_path):
+    slurm = World(tmp_path)
+    scavenger = slurm.ready(hold_s=60.0)
+
+    def polled(ahead_s, left_s):
+        slurm.tools.answers("sdiag", f"sdiag output at some day ({slurm.now + ahead_s:.0f})\n")
+        slurm.queue(
+            world.job("RUNNING", 9, f"{PREFIX}l1", nodes="n1", end=slurm.now + 60.0 + left_s)
+        )
+        return scavenger.read_state()
+
+    slurm.now += 241
+    polled(60.0, 7200.0)
+    slurm.now += 295
+    assert "took leases back 0 s ago" in polled(60.0, 30.0).answer.hold
+    slurm.now += 10
+    view = polled(63.0, 20.0)
+    assert view.site.clock_ahead_s == pytest.approx(63.0, abs=1.0)
+    assert "took leases back 10 s ago" in view.answer.hold

@@ -209,3 +209,42 @@ def test_what_nobody_asked_for_and_cannot_be_cancelled_is_left_alone_for_a_while
     slurm.now += 300
     scavenger.poll()
     assert len(as_owner(slurm, "scancel")) == 2
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
+def test_a_main_job_whose_name_contains_that_of_a_lease_is_not_cancelled(slurm, state):
+    """A lease that a job_submit plugin has renamed has the number that sbatch returned."""
+    scavenger = slurm.ready()
+    [lease] = scavenger.take([request(1)])
+    main = world.job(state, 999, f"post-{PREFIX}l1", nodes="n7", end=slurm.now + 9999)
+    renamed = runs(slurm, lease.scheduler_id, "l1", "me", "n1").replace("|mall", "|proj_mall")
+    slurm.queue(main, renamed)
+    [polled] = scavenger.poll().leases
+    assert (polled.scheduler_id, polled.state) == (lease.scheduler_id, LeaseState.RUNNING)
+    scavenger.give_back([lease])
+    slurm.queue(main)
+    scavenger.give_back([lease])
+    assert scavenger.poll().leases == ()
+    scavenger.give_back([lease])
+    restarted = slurm.scavenger()
+    restarted.know({"l1": ""}, {"l1": "n1"}, {"l1": lease.scheduler_id})
+    restarted.give_back([lease])
+    assert slurm.tools.calls("scancel") == [f"scancel {lease.scheduler_id}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "scheduler_id"),
+    [("l1", "7", "7"), ("l1-2", "7", "7/n1"), ("l1-2", "7_0", "7_0"), ("l1-2", "7_0", "7/n1")],
+)
+def test_a_renamed_lease_is_known_again_after_a_restart_by_its_number(
+    slurm, name, number, scheduler_id
+):
+    scavenger = slurm.scavenger()
+    scavenger.know({"l1": ""}, {"l1": "n1"}, {"l1": scheduler_id})
+    slurm.queue(runs(slurm, number, f"{name}_x", "me", "n1"))
+    [lease] = scavenger.poll().leases
+    assert (lease.id, lease.state, lease.node) == ("l1", LeaseState.RUNNING, "n1")
+    other = slurm.scavenger()
+    other.know({"l1": ""}, {"l1": "n1"}, {"l1": ""})
+    assert other.poll().leases == ()
+    assert not slurm.tools.calls("scancel")

@@ -62,13 +62,13 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed, monkeypatch):
 @pytest.mark.parametrize("part", range(2))
 def test_nothing_is_lost_in_searches_for_a_layout(part, any_seed, monkeypatch):
     check_transitions(monkeypatch)
-    changes, enter = [], Layouts.enter
+    changes, prepare = [], Layouts.prepare_round
 
     def counted(layouts, run):
         changes.extend([run.row.id] if run.tuner is not None and run.tuner.must_change else [])
-        enter(layouts, run)
+        prepare(layouts, run)
 
-    monkeypatch.setattr(Layouts, "enter", counted)
+    monkeypatch.setattr(Layouts, "prepare_round", counted)
     first = any_seed(777_000 + part * 1000)
     for seed in range(first, first + SEEDS_EACH):
         outcome = live(seed, modes=("restart",), layouts=True)
@@ -166,7 +166,7 @@ def _whatever_round(self, node, generation):
 
 
 _peers, _round = RoundShell.peers, NodeJob.round
-_next_members = RestartRounds._next_members  # noqa: SLF001
+_next_members = LiveRounds._next_members  # noqa: SLF001
 
 
 def _without_its_first(self):
@@ -215,7 +215,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
     "who holds a live job's state is left out of its next round": (
         [
             (
-                RestartRounds,
+                LiveRounds,
                 "_next_members",
                 _without_its_first,
             )
@@ -227,7 +227,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
     "who is left out of its next round trains on": (
         [
             (
-                RestartRounds,
+                LiveRounds,
                 "_next_members",
                 _without_its_first,
             )

@@ -18,6 +18,16 @@ CONTROL = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])
 """What moves the cursor or colours the text."""
 
 
+def close_terminal(child: pexpect.spawn) -> None:
+    """End the program in a terminal of pexpect, and wait for its end. pexpect's ``close`` alone
+    fails if the program still exists 0.1 s after it was killed.
+    """
+    try:
+        child.close(force=True)
+    except pexpect.ExceptionPexpect:
+        child.wait()
+
+
 def plain(shown: str) -> str:
     """The words on a terminal in one line, without colours."""
     return " ".join(CONTROL.sub("", shown).split())
@@ -94,5 +104,5 @@ class Terminal:
 
     def close(self) -> None:
         """Close the window; what runs in it is hung up."""
-        self._bash.close(force=True)
+        close_terminal(self._bash)
         self._bash.logfile.close()

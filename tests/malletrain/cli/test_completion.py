@@ -9,6 +9,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from tests.firstday.terminal import close_terminal
 from tests.malletrain.cli.fake_daemon import Refuse, job_view
 from tests.waiting import PATIENCE_S
 
@@ -101,4 +102,4 @@ def test_in_bash(daemon, tmp_path):
     child.expect_exact("trainer.py ")
     child.send("\x15malletrain logs tr\t")
     child.expect_exact("train ")
-    child.close(force=True)
+    close_terminal(child)

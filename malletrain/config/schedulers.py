@@ -292,8 +292,8 @@ class BatchScheduler(SchedulerTable):
         description="Average number of requests per second to the main scheduler's controller "
         "(bursts of up to 30), polls included; compare the limit of Slurm's "
         "rl_enable for a user. Above it, polls that events ask for are postponed, "
-        "and fewer leases are requested; the poll at each poll_interval is always "
-        "made.",
+        "and fewer leases are requested, at least one in two seconds; the poll at "
+        "each poll_interval is always made.",
     )
     lease_shape: Literal["single", "array", "block"] = key(
         "single",

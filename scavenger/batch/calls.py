@@ -208,13 +208,17 @@ RESERVE = 2 * POLL_REQUESTS + BURST / 3
 tokens for leases.
 """
 LEASES_RATE = 0.5
-"""Requests per second that are reserved for leases if regular polls alone would use up the budget.
+"""Requests per second that are reserved for leases, even if polls use up the budget: those every
+2 s while leases end, and those of a site with kinds of slots, which are up to eight requests each.
 """
+LEASES_BURST = 5
+"""Maximum number of reserved requests at one time."""
+SUBMISSIONS = frozenset({"sbatch", "qsub"})
 
 
 class RequestBudget:
-    """The budget of requests to a controller, with bursts of BURST requests. Polls at the poll
-    interval are always within the budget. Safe to use from several threads.
+    """The budget of requests to a controller, with bursts of BURST requests. Scheduled polls are
+    made even if they exceed it, and leave LEASES_RATE for leases. Safe to use from several threads.
 
     Args:
         calls: log of the calls, which are counted.
@@ -232,15 +236,17 @@ class RequestBudget:
     ) -> None:
         self._calls = calls
         self._seen = calls.requests
+        self._submitted = self._submissions()
         self._lock = threading.Lock()
         min_rate = POLL_REQUESTS / poll_interval_s + LEASES_RATE
         self._bucket = TokenBucket(max(rate, min_rate), BURST, clock)
+        self._reserve = TokenBucket(LEASES_RATE, LEASES_BURST, clock, max_debt=0)
 
     @property
     def room(self) -> int:
-        """Number of requests that may be made now in addition to a poll."""
+        """Number of leases that may be requested now in addition to a poll."""
         self._settle()
-        return max(0, self._bucket.available - POLL_REQUESTS)
+        return max(self._reserve.available, self._bucket.available - POLL_REQUESTS)
 
     @property
     def poll_after_s(self) -> float:
@@ -253,6 +259,12 @@ class RequestBudget:
             spent = self._calls.requests
             self._bucket.spend(spent - self._seen)
             self._seen = spent
+            submitted = self._submissions()
+            self._reserve.spend(submitted - self._submitted)
+            self._submitted = submitted
+
+    def _submissions(self) -> int:
+        return sum(n for (command, _), n in self._calls.counts().items() if command in SUBMISSIONS)
 
 
 def too_busy(title: str, calls: CallLog) -> str:

@@ -214,8 +214,14 @@ def test_a_job_under_its_minimum_is_suspended_and_comes_back(shared):
 
 def test_two_jobs_share_the_machine_and_a_node_belongs_to_one(shared):
     script = shared.script("steady.py", STEADY)
-    # One that has all nodes when the other comes may keep them for as long as `starvation` says.
+    # One that has all nodes when the other comes may keep them for as long as `starvation` says:
+    # both wait until a third has ended, so that one plan is for both.
+    third = shared.submit(script, nodes=(2, 2))
+    shared.until_samples(third, 1)
     jobs = [shared.submit(script, nodes=(1, 2), name=f"job{i}") for i in range(2)]
+    assert all(not shared.job(j).nodes for j in jobs)
+    with shared.client() as client:
+        assert all(r["ok"] for r in client.cancel([third]))
     shared.until(lambda: all(shared.job(j).samples > 20 for j in jobs), "both train")
     with shared.client() as client:
         views = [view for view in client.jobs() if view.id in jobs]  # of one moment

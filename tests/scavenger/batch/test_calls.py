@@ -148,7 +148,9 @@ def test_polls_and_leases_keep_to_the_budget_together():
     assert (budget.room, budget.poll_after_s) == (15, 0)
     for _ in range(3):
         calls.count("x", "ok", requests=5)
-    assert (budget.room, budget.poll_after_s) == (0, 7.5)
+    assert (budget.room, budget.poll_after_s) == (5, 7.5)
+    calls.count("sbatch", "ok", requests=0)
+    assert budget.room == 4
     calls.count("x", "ok", requests=5)
     assert budget.poll_after_s == 10
     time.now += 10
@@ -164,6 +166,22 @@ def test_a_site_that_polls_often_on_purpose_may():
         assert budget.poll_after_s == 0
 
 
+@pytest.mark.parametrize("requests", [5, 8, 30])
+@pytest.mark.parametrize("every_s", [0.5, 2.0])
+def test_polls_that_use_up_the_budget_leave_something_for_leases(every_s, requests):
+    """As while leases end, and where a site names kinds of slots."""
+    calls, time, leases = CallLog(), Time(), 0
+    budget = RequestBudget(calls, 2.0, every_s, lambda: time.now)
+    began = time.now
+    while time.now - began < 1200:
+        calls.count("squeue", "ok", requests=requests)
+        leases += (room := budget.room)
+        for _ in range(room):
+            calls.count("sbatch", "ok")
+        time.now += every_s
+    assert leases >= 0.49 * 1200
+
+
 @pytest.mark.parametrize("interval_s", [1.0, 2.5, 5.0, 7.5, 30.0])
 @pytest.mark.parametrize("event_every_s", [0.1, 1.0, 2.0, 3.0, 5.0, 1000.0])
 def test_polls_that_events_ask_for_leave_something_for_leases(event_every_s, interval_s):
@@ -175,7 +193,8 @@ def test_polls_that_events_ask_for_leave_something_for_leases(event_every_s, int
         calls.count("squeue", "ok", requests=5)
         polls += 1
         room = budget.room
-        calls.count("sbatch", "ok", requests=room)
+        for _ in range(room):
+            calls.count("sbatch", "ok")
         leases += room
         pause = min(interval_s, max(min(1.0, interval_s / 5), budget.poll_after_s))
         time.now += min(interval_s, max(pause, event_every_s))

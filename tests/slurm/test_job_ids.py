@@ -14,13 +14,19 @@ from scavenger.interface import Lease, LeaseRequest, LeaseState
 from tests.slurm.test_leases import scavenger, states
 
 
+def killed(processes):
+    """Kill them, and return them: a script may start another one meanwhile."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return processes
+
+
 def lose_state(slurm):
     """Everything of Slurm is killed, and what it has saved is gone; it starts anew."""
     for daemon in ("slurmctld", *slurm.nodes):
         slurm.end(daemon, signal.SIGKILL)
-    for process in slurm.jobs_processes():
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    slurm.until(lambda: not killed(slurm.jobs_processes()), "no process of a job is left")
     for folder in (slurm.root / "state", slurm.root / "spool"):
         shutil.rmtree(folder)
         folder.mkdir()

@@ -9,15 +9,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from malletrain.agent.stacks import handles_signal, stack_file_holders
 from malletrain.client import Connection
 from malletrain.protocol import messages
+from malletrain.protocol.job_files import STACKS_SIGNAL
 from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests import waiting
@@ -232,7 +236,7 @@ class Site:
         """Wait until ``condition`` holds; fails with the daemon's log."""
         before, self._waiting = self._waiting, threading.get_ident()
         try:
-            return waiting.until(condition, what, 0.1, self.daemon_log)
+            return waiting.until(condition, what, 0.1, self._details)
         finally:
             self._waiting = before
             if not before:
@@ -273,6 +277,19 @@ class Site:
     def daemon_log(self, lines: int = 60) -> str:
         """The last lines of the daemon's log."""
         return tail(self.root / "daemon.log", lines)
+
+    def _details(self) -> str:
+        """The daemon's log, and the stacks of all workers: where each one waits."""
+        files: dict[Path, int] = {}
+        for agent in self.agents().values():
+            for folder in Path(tempfile.gettempdir()).glob(f"malletrain-*-{agent.pid}-*/job-*"):
+                files |= stack_file_holders(folder)
+        for pid in filter(handles_signal, files.values()):
+            os.kill(pid, STACKS_SIGNAL)
+        if files:
+            time.sleep(2.0)  # one that is stopped writes nothing
+        stacks = [f"{path.parent.name}/{path.name}:\n{tail(path, 60)}" for path in files]
+        return "\n".join([self.daemon_log(), *stacks])
 
     def stop(self) -> None:
         """End everything; fails when a process is left over."""

@@ -307,6 +307,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="of main jobs, for --slurm")
     parser.add_argument("--gpu-hosts", type=int, default=4, help="hosts of four GPUs, for --slurm")
     parser.add_argument("--gpu-load", type=float, default=0.6, help="of main jobs, for --slurm")
+    parser.add_argument("--held", type=int, default=0, help="GPUs of each host that are never idle")
     parser.add_argument("--seed", type=int, default=1, help="of the main jobs of --slurm")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -314,7 +315,11 @@ def main() -> None:
         if reason := missing():
             raise SystemExit(reason)
         end_in_order()
-        figures = slots_slurm.measure(args.gpu_hosts, args.minutes, args.gpu_load, args.seed)
+        if not 0 <= args.held < slots_slurm.GPUS:
+            parser.error(f"--held {args.held}: give 0 to {slots_slurm.GPUS - 1}.")
+        figures = slots_slurm.measure(
+            args.gpu_hosts, args.minutes, args.gpu_load, args.seed, args.held
+        )
     elif args.trials:
         figures = trials(args.steps)
     else:

@@ -1,11 +1,14 @@
 """The harvest of idle GPUs of shared hosts on a real Slurm: by slots, and by whole nodes.
 
-    python -m benchmarks.slots --slurm [--minutes 5] [--gpu-hosts 4] [--gpu-load 0.6] [--json]
+    python -m benchmarks.slots --slurm [--minutes 5] [--gpu-hosts 4] [--gpu-load 0.6] [--held 1]
+                               [--json]
 
 A Slurm with ``cons_tres`` and hosts of four made-up GPUs runs on this machine. Main jobs of 1 to 4
-GPUs of one host come and go, drawn at random: 20 s to 200 s each. The same jobs are replayed beside
-leases of one GPU and beside leases of whole nodes, each time with malleable jobs that take whatever
-there is. They are stubs (``benchmarks/stub_launcher.py``) that report and compute nothing.
+GPUs of one host come and go, drawn at random: 20 s to 200 s each. With ``--held`` a further main
+job of each host has so many of its GPUs all the time, as where no host is ever idle. The same jobs
+are replayed beside leases of one GPU and beside leases of whole nodes, each time with malleable
+jobs that take whatever there is. They are stubs (``benchmarks/stub_launcher.py``) that report and
+compute nothing.
 
 The idle GPUs of a host are taken as layers: layer *i* is idle while at least *i* of its GPUs are.
 ``offered`` are the GPU-seconds of the layers in gaps longer than a minute, ``harvested`` those of
@@ -66,21 +69,32 @@ class GpuRun:
     """Seconds from the submission of each job to its first command."""
 
 
-def workload(hosts: int, minutes: float, load: float, seed: int) -> list[MainJob]:
-    """Return jobs that request ``load`` of the GPU-seconds on average."""
+def workload(hosts: int, minutes: float, load: float, seed: int, held: int = 0) -> list[MainJob]:
+    """Return jobs that request ``load`` of the GPU-seconds on average, without the ``held`` GPUs of
+    each host.
+    """
 
     def draw(rng: random.Random) -> MainJob:
         run_s = min(MAX_RUN_S, max(MIN_RUN_S, rng.lognormvariate(4.2, 0.7)))
-        arrival, gpus = rng.uniform(0, 60 * minutes), rng.choice(SIZES)
-        options = (
-            f"--gres=gpu:{gpus}",
-            f"--cpus-per-task={gpus}",
-            f"--mem={gpus * MEMORY_MB}",
-            "--time=5",
-        )
-        return MainJob(arrival, 1, run_s, options, gpus)
+        arrival = rng.uniform(0, 60 * minutes)
+        gpus = rng.choice([size for size in SIZES if size <= GPUS - held])
+        return MainJob(arrival, 1, run_s, (*resources(gpus), "--time=5"), gpus)
 
-    return drawn(load * hosts * GPUS * 60 * minutes, draw, seed)
+    return drawn(load * hosts * (GPUS - held) * 60 * minutes, draw, seed)
+
+
+def resources(gpus: int) -> tuple[str, ...]:
+    """Return the options of sbatch for so many GPUs of one host."""
+    return f"--gres=gpu:{gpus}", f"--cpus-per-task={gpus}", f"--mem={gpus * MEMORY_MB}"
+
+
+def hold(slurm: SlurmCluster, gpus: int) -> None:
+    """Start a main job on each host that has so many of its GPUs until Slurm ends; none for 0."""
+    jobs = [
+        slurm.submit("sleep 86400", f"--nodelist={host}", *resources(gpus))
+        for host in (slurm.nodes if gpus else ())
+    ]
+    slurm.until(lambda: all(slurm.jobs()[job][0] == "RUNNING" for job in jobs), "they run")
 
 
 def busy_at_least(
@@ -127,11 +141,17 @@ def account(run: GpuRun, worked: Mapping[str, Intervals], per_lease: int) -> dic
     return sums
 
 
-def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: float) -> GpuRun:
-    """Run the main jobs. The account covers the time in which they arrive."""
+def replay(
+    slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: float, held: int = 0
+) -> GpuRun:
+    """Run the main jobs beside those that have the ``held`` GPUs of each host. The account covers
+    the time in which they arrive.
+    """
     begin, records = main_jobs.replay(slurm, jobs, out, 60 * minutes)
     now, delays = time.time(), []
-    used: dict[str, list[tuple[float, float, int]]] = {node: [] for node in slurm.nodes}
+    used: dict[str, list[tuple[float, float, int]]] = {
+        node: [(begin, now, held)] if held else [] for node in slurm.nodes
+    }
     for job, record in zip(jobs, records, strict=True):
         assert record.started is not None
         delays.append(record.started - record.submitted)
@@ -156,7 +176,9 @@ def cluster(root: Path, hosts: int) -> SlurmCluster:
     )
 
 
-def beside(root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slots: bool) -> Any:
+def beside(
+    root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slots: bool, held: int = 0
+) -> Any:
     """Return the figures of a replay beside MalleTrain.
 
     Args:
@@ -165,6 +187,7 @@ def beside(root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slot
         jobs: the main jobs.
         minutes: time in which they arrive.
         slots: whether leases are slots; otherwise whole nodes.
+        held: GPUs of each host that one main job has all the time.
     """
     root.mkdir()
     config = CONFIG.replace("{shape}", "single").replace("{lease_nodes}", "2")
@@ -175,7 +198,8 @@ def beside(root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slot
         with running_daemon(root, slurm, config) as state:
             spans = submit_stubs(root, state, ("one", "two"), units)
             slurm.until(lambda: len(spans_of(spans)) == units, "stubs have worked everywhere")
-            run = replay(slurm, jobs, root / "out", minutes)
+            hold(slurm, held)
+            run = replay(slurm, jobs, root / "out", minutes, held)
             with Connection.of(state) as client:
                 status = client.status()
         worked = {name.replace("_", "/", 1): each for name, each in spans_of(spans).items()}
@@ -189,9 +213,9 @@ def beside(root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slot
     }
 
 
-def measure(hosts: int, minutes: float, load: float, seed: int) -> dict[str, Any]:
+def measure(hosts: int, minutes: float, load: float, seed: int, held: int) -> dict[str, Any]:
     """Return the figures of ``--slurm``."""
-    jobs = workload(hosts, minutes, load, seed)
+    jobs = workload(hosts, minutes, load, seed, held)
     root = Path(tempfile.mkdtemp(prefix="mt-slots-", dir="/tmp"))
     root.chmod(0o755)
     try:
@@ -201,9 +225,10 @@ def measure(hosts: int, minutes: float, load: float, seed: int) -> dict[str, Any
             "gpus": hosts * GPUS,
             "minutes": minutes,
             "main_jobs": len(jobs),
+            "held_gpus_of_each_host": held,
             "target": TARGET,
-            "slots": beside(root / "slots", hosts, jobs, minutes, slots=True),
-            "whole_nodes": beside(root / "nodes", hosts, jobs, minutes, slots=False),
+            "slots": beside(root / "slots", hosts, jobs, minutes, True, held),
+            "whole_nodes": beside(root / "nodes", hosts, jobs, minutes, False, held),
         }
     finally:
         shutil.rmtree(root, ignore_errors=True)

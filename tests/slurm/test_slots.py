@@ -11,9 +11,9 @@ from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState, kind_of
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
+from tests.integration.test_main_job import COUNTING, trained_once
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import TELL, scavenger
-from tests.slurm.test_site import STEADY
 
 GPU = SlotKind("gpu", {"gpu": 1, "cpus": 2, "memory_mb": 300})
 SHARED = {
@@ -223,6 +223,11 @@ bound_memory = false
 """
 
 
+CRAWLING = COUNTING.replace("range(200 ", "range(50 ")
+"""As COUNTING; a step takes a second until the job may go on."""
+assert CRAWLING != COUNTING
+
+
 def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
     slurm = cluster(2, **SHARED)
     # Their time limit of a minute would end them on a busy machine.
@@ -234,7 +239,7 @@ def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
         lambda: [state for state, _, _ in slurm.jobs().values()] == ["RUNNING"] * 2, "they run"
     )
     with slurm_site(root / "site", slurm, lines=KINDS) as site:
-        job = site.submit(site.script("steady.py", STEADY), nodes=(1, 8), node_class="gpu")
+        job = site.submit(site.script("counting.py", CRAWLING), nodes=(1, 8), node_class="gpu")
         site.until(lambda: len(site.job(job).nodes) == 4, "it has the four idle GPUs")
         names = {"n1/gpu.0", "n1/gpu.1", "n1/gpu.2", "n2/gpu.0"}
         assert set(site.job(job).nodes) == names
@@ -242,10 +247,11 @@ def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
         second = slurm.submit("sleep 3600", *gpu)
         slurm.until(lambda: slurm.jobs()[second][0] == "RUNNING", "the main job runs")
         site.until(lambda: len(site.job(job).nodes) == 3, "the job goes on with the others")
-        site.until_samples(job, site.job(job).samples + 50)
+        site.until_samples(job, site.job(job).samples + 20)
         slurm.run("scancel", second, main)
         site.until(lambda: len(site.job(job).nodes) == 5, "it has what became idle")
-        (site.work / "stop").touch()
+        (site.work / "go").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"
         assert site.job(job).tries == 0
+        trained_once(site, job)
         site.until(lambda: not slurm.leases(), "every lease is given back")

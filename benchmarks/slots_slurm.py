@@ -91,7 +91,7 @@ def resources(gpus: int) -> tuple[str, ...]:
 def hold(slurm: SlurmCluster, gpus: int) -> None:
     """Start a main job on each host that has so many of its GPUs until Slurm ends; none for 0."""
     jobs = [
-        slurm.submit("sleep 86400", f"--nodelist={host}", *resources(gpus))
+        slurm.submit("sleep 86400", f"--nodelist={host}", "--time=1440", *resources(gpus))
         for host in (slurm.nodes if gpus else ())
     ]
     slurm.until(lambda: all(slurm.jobs()[job][0] == "RUNNING" for job in jobs), "they run")

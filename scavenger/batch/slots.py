@@ -53,6 +53,10 @@ class SlotKind:
     """Part of the memory of a slot that must be free without the page cache on a host with other
     jobs; 0: not looked at. See :attr:`HostResources.free_memory_mb`.
     """
+    whole_host: bool = False
+    """Whether one job of the scheduler has the whole host and runs the leases of all its slots of
+    this kind, for machines whose jobs have whole nodes.
+    """
 
     @property
     def needs_neighbours(self) -> bool:
@@ -195,7 +199,11 @@ def slot_facts(
     facts = []
     waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
-        fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
+        if kind.whole_host:
+            is_free = host.idle and not leased
+            fitting = capacity(use.total, kind.amounts, totals) if is_free else 0
+        else:
+            fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
         beside = neighbour_reason(kind, use.neighbours, owner)
         names = [
             slot_name(host.name, kind.name, number)
@@ -371,6 +379,8 @@ def described(amounts: Amounts) -> str:
 
 
 def _state(host: NodeFacts, use: HostResources, free: Amounts, kind: SlotKind) -> str:
+    if kind.whole_host:
+        return host.state
     if use.closed:
         return f"{host.state}, {use.closed}"
     parts = ", ".join(

@@ -65,8 +65,10 @@ from scavenger.slurm.job import (
     SLURM,
     SlurmLeaseOptions,
     batch_script,
+    host_script,
     in_slot,
     sbatch,
+    sbatch_host,
     sbatch_shared,
     shared_script,
     split_by_lease,
@@ -550,6 +552,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return launch == "step" or too_late or self.settings.shape == "block"
 
     def _submission(self, spec: LeaseSpec, site: SlurmSite) -> tuple[list[str], bytes]:
+        if spec.has_whole_host:
+            return self._host_submission([spec], site)
         step = self._as_step(site)
         memory_mb = most_memory_mb(site, self.settings.lease)
         return sbatch(self.settings, spec, step, memory_mb, site.cluster), batch_script(
@@ -565,6 +569,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _shared_submission(
         self, pack: Sequence[LeaseSpec], view: PollConclusions[SlurmSite]
     ) -> tuple[list[str], bytes]:
+        if pack[0].has_whole_host:
+            return self._host_submission(pack, view.site)
         step, nodes = self._as_step(view.site), {spec.node for spec in pack}
         partitions = view.rules.partitions
         other_nodes = [
@@ -582,6 +588,15 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
                 view.site.cluster,
             ),
             shared_script(self.settings, pack, step),
+        )
+
+    def _host_submission(
+        self, pack: Sequence[LeaseSpec], site: SlurmSite
+    ) -> tuple[list[str], bytes]:
+        memory_mb = most_memory_mb(site, self.settings.lease)
+        return (
+            sbatch_host(self.settings, pack, memory_mb, site.cluster),
+            host_script(self.settings.template, pack),
         )
 
     def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:

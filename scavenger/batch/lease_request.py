@@ -73,6 +73,8 @@ def lease_spec(
         env["MALLETRAIN_SLOT"] = request.node.removeprefix(f"{host_of(request.node)}/")
         env["MALLETRAIN_SLOT_CPUS"] = str(slot.amounts[CPUS])
         env["MALLETRAIN_SLOT_MEMORY_MB"] = str(slot.amounts[MEMORY_MB])
+        if slot.whole_host:  # the batch script sees the GPUs of the host
+            env["MALLETRAIN_GPUS"] = str(slot.devices)
     # The files in output_dir belong to this process's user.
     output = (
         s.output_dir / f"{request.id}.out"

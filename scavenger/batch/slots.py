@@ -63,6 +63,11 @@ class SlotKind:
         """Whether it matters which other jobs are on the host of such a slot."""
         return self.beside != ANY or self.free_memory > 0
 
+    @property
+    def devices(self) -> int:
+        """Number of GPUs that a slot sees. The parts of one GPU are one."""
+        return self.amounts.get("gpu", int(bool({"shard", "mps"} & self.amounts.keys())))
+
     def covers(self, host: str) -> bool:
         """Return whether this host has such slots."""
         return not self.nodes or host in self.nodes
@@ -106,6 +111,8 @@ class HostResources:
     """Why no further job can start on the host, for example because a job has exclusive use of it;
     empty if one can.
     """
+    reserved: str = ""
+    """Why no lease may have the host as a whole; empty if one may."""
     parts: Mapping[str, DeviceParts] = field(default_factory=dict)
     """Resource whose amounts are parts of devices, such as ``shard`` → these devices. A slot has
     its amount of one device.
@@ -200,7 +207,7 @@ def slot_facts(
     waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
         if kind.whole_host:
-            is_free = host.idle and not leased
+            is_free = host.idle and not leased and not use.reserved
             fitting = capacity(use.total, kind.amounts, totals) if is_free else 0
         else:
             fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
@@ -380,7 +387,7 @@ def described(amounts: Amounts) -> str:
 
 def _state(host: NodeFacts, use: HostResources, free: Amounts, kind: SlotKind) -> str:
     if kind.whole_host:
-        return host.state
+        return f"{host.state}, {use.reserved}" if use.reserved else host.state
     if use.closed:
         return f"{host.state}, {use.closed}"
     parts = ", ".join(

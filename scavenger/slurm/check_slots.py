@@ -31,7 +31,7 @@ def slot_findings(
     if not settings.slots:
         return
     shared = [kind for kind in settings.slots if not kind.whole_host]
-    if shared and (why := site.why_whole_nodes(())):
+    if shared and (why := site.why_all_nodes_are_whole):
         yield (
             False,
             f"{why}, so that nothing is idle on a used one; set whole_host = true for each kind in "
@@ -45,7 +45,7 @@ def slot_findings(
         yield False, f"What the hosts have cannot be read: {error}"
         return
     lease = settings.lease
-    partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
+    partitions = site.partitions_of_leases(lease.partitions)
     in_partition = frozenset[str]().union(*(partition.nodes for partition in partitions))
     if partitions:
         hosts = {name: use for name, use in hosts.items() if name in in_partition}
@@ -66,7 +66,7 @@ def slot_findings(
         if kind.name not in without:
             is_usable = not kind.whole_host and able[kind.name]
             yield _kind_finding(kind, usable if is_usable else hosts, lease)
-    for sentence in unconfined(site.settings, settings.slots):
+    for sentence in unconfined(site.settings, shared) if shared else ():
         yield True, sentence
 
 

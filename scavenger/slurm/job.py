@@ -214,6 +214,8 @@ def sbatch_host(
     """
     name = name_of(one.lease for one in pack)
     where = [*of_cluster(cluster), f"--nodelist={pack[0].host}", "--nodes=1", "--ntasks=1"]
+    if (kind := pack[0].slot) is not None:
+        where += _gres_options(kind.amounts, len(pack))
     shortest = min(pack, key=lambda one: one.limit_s)
     return _sbatch(
         settings, f"{settings.prefix}{name}", where, "/dev/null", shortest, True, memory_mb
@@ -271,14 +273,29 @@ def of_cluster(cluster: str) -> list[str]:
 
 def slot_options(amounts: Amounts) -> list[str]:
     """Return the options of sbatch that request these amounts on one host."""
+    words = [f"--cpus-per-task={amounts[CPUS]}", f"--mem={amounts[MEMORY_MB]}M"]
+    return [*words, *_gres_options(amounts)]
+
+
+def step_options(amounts: Amounts) -> list[str]:
+    """Return the options of srun that request these amounts of a job. A step has all generic
+    resources of its job if it names none (srun(1)).
+    """
+    words = slot_options(amounts)
+    return words if _gres_options(amounts) else [*words, "--gres=none"]
+
+
+def _gres_options(amounts: Amounts, slots: int = 1) -> list[str]:
+    """Return the option that requests the generic resources of so many slots; none if they have
+    none.
+    """
     typed = {name.partition(":")[0] for name in amounts if ":" in name}
     gres = [
-        f"{name}:{amount}"
+        f"{name}:{slots * amount}"
         for name, amount in amounts.items()
         if name not in (CPUS, MEMORY_MB) and name not in typed
     ]
-    words = [f"--cpus-per-task={amounts[CPUS]}", f"--mem={amounts[MEMORY_MB]}M"]
-    return [*words, f"--gres={','.join(gres)}"] if gres else words
+    return [f"--gres={','.join(gres)}"] if gres else []
 
 
 def batch_script(
@@ -330,19 +347,18 @@ def block_script(template: str, parts: Sequence[lease_script.Part]) -> bytes:
     return lease_script.lease_script(template, lease_script.Part("", argv, env))
 
 
-def host_script(template: str, pack: Sequence[LeaseSpec]) -> bytes:
+def host_script(template: str, options: Sequence[str], parts: Sequence[lease_script.Part]) -> bytes:
     """Return the batch script of a job that has a whole host: it starts the agent of each slot as a
     step with the slot's part of the host. Raises SchedulerError.
 
     Args:
         template: batch script of a lease.
-        pack: the leases, all of slots of one kind.
+        options: options of srun that request what a slot has (:func:`step_options`).
+        parts: the commands of the leases, with names of slots as their nodes.
     """
-    assert pack[0].slot is not None, "whole nodes have scripts of their own"
-    options = slot_options(pack[0].slot.amounts)
-    chosen = "\n".join(lease_script.choice(HOST_SLOT, [one.part for one in pack]))
+    chosen = "\n".join(lease_script.choice(HOST_SLOT, parts))
     text = (
-        HOST.replace(SLOTS, " ".join(lease_script.quote(one.node) for one in pack))
+        HOST.replace(SLOTS, " ".join(lease_script.quote(one.node) for one in parts))
         .replace(AMOUNTS, " ".join(map(lease_script.quote, options)))
         .replace(CHOICE, chosen)
     )

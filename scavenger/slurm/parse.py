@@ -310,8 +310,8 @@ def read_steps(text: str) -> dict[tuple[str, str], str]:
     """
     steps: dict[tuple[str, str], str] = {}
     for line in require_complete(text, "squeue").splitlines():
-        step, _, rest = line.partition("|")
-        nodes, bar, name = rest.partition("|")
+        step, bar, rest = line.partition("|")
+        nodes, _, name = rest.partition("|")
         job, dot, number = step.partition(".")
         if not bar or not dot:
             raise _unreadable("squeue", line)

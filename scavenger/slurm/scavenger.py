@@ -72,6 +72,7 @@ from scavenger.slurm.job import (
     sbatch_shared,
     shared_script,
     split_by_lease,
+    step_options,
 )
 from scavenger.slurm.limits import (
     AtLimit,
@@ -467,8 +468,11 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
                 raise SchedulerError(f"scontrol show node does not list {name}, which sinfo lists.")
             host = host._replace(planned_at=planned.get(name))
             resources = use[name]
-            if why := site.why_whole_nodes(self.settings.lease.partitions, name):
+            named = self.settings.lease.partitions
+            if why := site.why_whole_nodes(named, name):
                 resources = replace(resources, closed=f"where {why}")
+            if why := site.why_others_wait(named, name):
+                resources = replace(resources, reserved=f"where {why}")
             for one in slot_facts(
                 host,
                 resources,
@@ -594,9 +598,15 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self, pack: Sequence[LeaseSpec], site: SlurmSite
     ) -> tuple[list[str], bytes]:
         memory_mb = most_memory_mb(site, self.settings.lease)
+        kind = pack[0].slot
+        assert kind is not None, "only slots share a host"
         return (
             sbatch_host(self.settings, pack, memory_mb, site.cluster),
-            host_script(self.settings.template, pack),
+            host_script(
+                self.settings.template,
+                step_options(kind.amounts),
+                [one.part for one in pack],
+            ),
         )
 
     def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:

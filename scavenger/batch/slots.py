@@ -64,6 +64,11 @@ class SlotKind:
         return self.beside != ANY or self.free_memory > 0
 
     @property
+    def gres(self) -> frozenset[str]:
+        """Names of the generic resources of a slot."""
+        return frozenset(self.amounts.keys() - {CPUS, MEMORY_MB})
+
+    @property
     def devices(self) -> int:
         """Number of GPUs that a slot sees. The parts of one GPU are one."""
         return self.amounts.get("gpu", int(bool({"shard", "mps"} & self.amounts.keys())))

@@ -31,7 +31,16 @@ def slot_findings(
     if not settings.slots:
         return
     shared = [kind for kind in settings.slots if not kind.whole_host]
-    if shared and (why := site.why_all_nodes_are_whole):
+    why = site.why_all_nodes_are_whole
+    if why and (kinds := [kind.name for kind in settings.slots if kind.whole_host and kind.gres]):
+        yield (
+            False,
+            f"Slots of kind {', '.join(kinds)} have generic resources and whole hosts, but {why}, "
+            "and steps have no generic resources of their own there. Have Slurm use "
+            "select/cons_tres, or remove gpus and gres from these kinds.",
+        )
+        return
+    if shared and why:
         yield (
             False,
             f"{why}, so that nothing is idle on a used one; set whole_host = true for each kind in "

@@ -59,6 +59,7 @@ from scavenger.slurm.hosts import (
     NEIGHBOURS,
     read_hosts,
     with_neighbours,
+    without_devices,
 )
 from scavenger.slurm.job import (
     RUNNING_STATES,
@@ -447,6 +448,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """
         kinds = self.settings.slots
         use = read_hosts(self.commands.ask([*HOSTS]))
+        if site.why_all_nodes_are_whole:
+            use = without_devices(use)
         if any(kind.needs_neighbours for kind in kinds):
             mark = new_mark()
             jobs = self.commands.ask([*NEIGHBOURS, f"{mark}|{NEIGHBOUR_FIELDS}"])

@@ -23,6 +23,11 @@ WHOLE = {
     "lease_mode": "PreemptMode=CANCEL OverSubscribe=EXCLUSIVE",
     "grace": 20,
 }
+LINEAR = {
+    **WHOLE,
+    "select": "select/linear",
+    "extra": SHARED["extra"].replace("CR_Core_Memory", "CR_Memory"),
+}
 ALL = [f"n{host}/pair.{number}" for host in (1, 2) for number in (0, 1)]
 
 
@@ -36,12 +41,14 @@ def told(path):
 
 @pytest.mark.parametrize("select", ["select/cons_tres", "select/linear"])
 def test_the_slots_of_a_host_are_steps_of_one_job(cluster, root, select):
-    extra = SHARED["extra"].replace("CR_Core_Memory", "CR_Memory")
-    options = WHOLE if "cons" in select else {**WHOLE, "select": select, "extra": extra}
-    slurm = cluster(2, **options)
-    one = scavenger(slurm, slots=(PAIR,))
+    """Steps of select/linear have no GPUs of their own."""
+    linear = "linear" in select
+    slurm = cluster(2, **(LINEAR if linear else WHOLE))
+    kind = replace(PAIR, amounts={"cpus": 4, "memory_mb": 600}) if linear else PAIR
+    one = scavenger(slurm, slots=(kind,))
     assert gaps(one) == ALL
-    assert all(works is not False for works, text in one.check() if "slot" in text)
+    [sentence] = [text for works, text in one.check() if "A slot of kind" in text]
+    assert sentence.endswith("2 of 2 hosts can have such slots, 4 in all.")
     requests = [
         LeaseRequest(f"l{n}", node, (sys.executable, "-c", TELL, str(root / f"l{n}")))
         for n, node in enumerate(ALL[:2], 1)
@@ -56,12 +63,12 @@ def test_the_slots_of_a_host_are_steps_of_one_job(cluster, root, select):
     environments = [told(root / f"l{n}") for n in (1, 2)]
     assert [e["MALLETRAIN_NODE"] for e in environments] == ALL[:2]
     assert [e["MALLETRAIN_SLOT_CPUS"] for e in environments] == ["4", "4"]
-    assert [e["MALLETRAIN_GPUS"] for e in environments] == ["2", "2"]
-    devices = [set(e["CUDA_VISIBLE_DEVICES"].split(",")) for e in environments]
-    assert [len(each) for each in devices] == [2, 2]
+    assert [e["MALLETRAIN_GPUS"] for e in environments] == ["0" if linear else "2"] * 2
+    devices = [set(e.get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""} for e in environments]
+    assert [len(each) for each in devices] == [0 if linear else 2] * 2
     assert not devices[0] & devices[1], "each step has GPUs of its own"
 
-    again = scavenger(slurm, slots=(PAIR,))
+    again = scavenger(slurm, slots=(kind,))
     again.know({"l1": "", "l2": ""}, {"l1": ALL[0], "l2": ALL[1]}, {"l1": job, "l2": job})
     first = next(lease for lease in again.poll().leases if lease.id == "l1")
     assert states(again) == states(one), "after a restart of the daemon"
@@ -85,6 +92,14 @@ def test_a_job_whose_agents_have_all_ended_ends(cluster):
     one.take([LeaseRequest(f"l{n}", node, ("true",)) for n, node in enumerate(ALL[:2], 1)])
     slurm.until(lambda: not slurm.leases(), "the job has ended")
     assert {state for _, state in states(one).values()} <= {ENDED}
+
+
+def test_gpus_of_whole_hosts_are_refused_where_steps_have_none(cluster):
+    slurm = cluster(2, **LINEAR)
+    one = scavenger(slurm, slots=(PAIR,))
+    assert gaps(one) == []
+    [sentence] = [text for works, text in one.check() if works is False and "slot" in text.lower()]
+    assert "steps have no generic resources of their own there" in sentence
 
 
 def test_kinds_that_share_hosts_are_refused_where_jobs_have_whole_nodes(cluster):

@@ -116,8 +116,6 @@ class HostResources:
     """Why no further job can start on the host, for example because a job has exclusive use of it;
     empty if one can.
     """
-    reserved: str = ""
-    """Why no lease may have the host as a whole; empty if one may."""
     parts: Mapping[str, DeviceParts] = field(default_factory=dict)
     """Resource whose amounts are parts of devices, such as ``shard`` → these devices. A slot has
     its amount of one device.
@@ -212,7 +210,7 @@ def slot_facts(
     waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
         if kind.whole_host:
-            is_free = host.idle and not leased and not use.reserved
+            is_free = host.idle and not leased
             fitting = capacity(use.total, kind.amounts, totals) if is_free else 0
         else:
             fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
@@ -392,7 +390,7 @@ def described(amounts: Amounts) -> str:
 
 def _state(host: NodeFacts, use: HostResources, free: Amounts, kind: SlotKind) -> str:
     if kind.whole_host:
-        return f"{host.state}, {use.reserved}" if use.reserved else host.state
+        return host.state
     if use.closed:
         return f"{host.state}, {use.closed}"
     parts = ", ".join(

@@ -90,14 +90,6 @@ def _partitions(inputs: SlurmCheckInputs) -> Iterator[Finding]:
                     f"A lease would block all other nodes of its topology block for other jobs "
                     f"(ExclusiveTopo=YES of partition {name}); set ExclusiveTopo=NO for it.",
                 )
-    whole_nodes = all(kind.whole_host for kind in inputs.settings.slots)
-    if whole_nodes and (why := inputs.site.why_others_wait(names)):
-        yield (
-            False,
-            f"A main job of another user would wait until leases end: {why}. Set ExclusiveUser=NO "
-            "for that partition, or have leases run in another one (partition in "
-            "[scheduler.slurm]).",
-        )
     if inputs.site.federation:
         yield (
             True,

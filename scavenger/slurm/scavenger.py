@@ -474,8 +474,6 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             named = self.settings.lease.partitions
             if why := site.why_whole_nodes(named, name):
                 resources = replace(resources, closed=f"where {why}")
-            if why := site.why_others_wait(named, name):
-                resources = replace(resources, reserved=f"where {why}")
             for one in slot_facts(
                 host,
                 resources,

@@ -35,7 +35,6 @@ _WHOLE = (
 """Settings of a partition whose jobs keep others off their nodes, as ``scontrol show partition``
 prints them (slurm.conf(5), PARTITION CONFIGURATION).
 """
-_OF_ONE_USER = ("ExclusiveUser=YES", "Exclusive=USER")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _SETTING = re.compile(r"^(\w+(?:\[\d+\])?)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _FEDERATION = re.compile(r"^Federation:\s*(\S+)", re.MULTILINE)
@@ -76,11 +75,6 @@ class Partition:
     """The setting with which a job keeps others off its nodes, such as ``OverSubscribe=EXCLUSIVE``
     (all other jobs) or ``ExclusiveUser=YES`` (those of other users); empty: jobs share nodes.
     """
-
-    @property
-    def is_of_one_user(self) -> bool:
-        """Whether a job keeps other users' jobs off its nodes."""
-        return self.whole_nodes in _OF_ONE_USER
 
 
 @dataclass(frozen=True)
@@ -202,23 +196,6 @@ class SlurmSite:
         if named:
             return [self.partitions[name] for name in named if name in self.partitions]
         return [partition for partition in self.partitions.values() if partition.is_default]
-
-    def why_others_wait(self, named: Collection[str], node: str = "") -> str:
-        """Return why Slurm would not preempt a lease for the job of another user; empty if it
-        would. Slurm does not do so on nodes whose jobs must be of one user (observed with 22.05).
-
-        Args:
-            named: partitions that are named for leases; empty: the default one.
-            node: the node of the lease; empty: any.
-        """
-        for partition in self.partitions_of_leases(named):
-            if partition.is_of_one_user and (not node or node in partition.nodes):
-                return (
-                    f"jobs of partition {partition.name} keep those of other users off their nodes "
-                    f"({partition.whole_nodes}), and Slurm preempts none of them there for another "
-                    "user"
-                )
-        return ""
 
     def why_whole_nodes(self, named: Collection[str], node: str = "") -> str:
         """Return why the lease of a slot would keep other jobs off its whole node; empty if it

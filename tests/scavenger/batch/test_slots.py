@@ -62,7 +62,6 @@ def test_a_slot_is_idle_if_everything_that_it_has_is(use, kind, expected):
     [
         (True, {}, {}, [0, 1]),
         (True, {"closed": "where jobs have whole nodes"}, {}, [0, 1]),
-        (True, {"reserved": "where jobs are of one user"}, {}, []),
         (False, {}, {}, []),  # a job uses some of it
         (True, {}, {"c1/gpu2.1": LeasedSlot("l1", False)}, []),  # its job waits for the host
         (False, {}, {"c1/gpu2.1": LeasedSlot("l1", True)}, []),  # the other one is held

@@ -35,7 +35,7 @@ def states(one):
     return {lease.id: (lease.node, lease.state) for lease in one.poll().leases}
 
 
-def told(path):
+def environment_in(path):
     return json.loads(path.read_text())[1]
 
 
@@ -60,7 +60,7 @@ def test_the_slots_of_a_host_are_steps_of_one_job(cluster, root, select):
     assert node == "n1"
     assert states(one) == {"l1": (ALL[0], RUNNING), "l2": (ALL[1], RUNNING)}
     assert gaps(one) == ALL[2:], "the other host"
-    environments = [told(root / f"l{n}") for n in (1, 2)]
+    environments = [environment_in(root / f"l{n}") for n in (1, 2)]
     assert [e["MALLETRAIN_NODE"] for e in environments] == ALL[:2]
     assert [e["MALLETRAIN_SLOT_CPUS"] for e in environments] == ["4", "4"]
     assert [e["MALLETRAIN_GPUS"] for e in environments] == ["0" if linear else "2"] * 2

@@ -116,15 +116,15 @@ def test_slots_of_whole_hosts_are_requested_together(counts, room, now, later):
     gaps = Gaps(whole_host_classes=frozenset({"gpu"}))
     gaps.seen(dict.fromkeys([*SLOTS, "n1"], (None, "gpu")), 0.0, room)
     gaps.over("n1")
-    wanted = {Pool("gpu", owner): count for owner, count in counts.items()}
-    asked = gaps.ask(wanted, gaps.open((), tuple(counts), 0.0), 0.0)
-    assert {owner: list(names) for owner, names in asked.now.items()} == now
-    assert {pool.owner: count for pool, count in asked.later.items()} == later
+    numbers = {Pool("gpu", owner): count for owner, count in counts.items()}
+    requests = gaps.ask(numbers, gaps.open((), tuple(counts), 0.0), 0.0)
+    assert {owner: list(names) for owner, names in requests.now.items()} == now
+    assert {pool.owner: count for pool, count in requests.later.items()} == later
 
 
 def test_a_slot_that_was_rejected_is_left_out_of_its_host():
     gaps = Gaps(whole_host_classes=frozenset({"gpu"}), rejected_s=300.0)
     gaps.rejected("c1/gpu.1", "", 0.0)
     gaps.seen(dict.fromkeys(SLOTS[:2], (None, "gpu")), 1.0)
-    asked = gaps.ask({Pool("gpu", ""): 2}, gaps.open((), ("",), 1.0), 1.0)
-    assert asked.now == {"": ("c1/gpu.0",)}
+    requests = gaps.ask({Pool("gpu", ""): 2}, gaps.open((), ("",), 1.0), 1.0)
+    assert requests.now == {"": ("c1/gpu.0",)}

@@ -22,7 +22,7 @@ from statistics import median
 
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReclaimNodes, ReleaseLeases, TakeLeases
-from malletrain.core.gaps import Gaps
+from malletrain.core.gaps import Gaps, leased_together
 from malletrain.core.planning import Candidate, Plan, Planner
 from malletrain.core.pools import Pool, PoolNode, by_class
 from malletrain.core.records import NodeRecord
@@ -296,19 +296,34 @@ class LeasePlanner:
 
     def _release(self, due: list[str], spare: Counter[Pool], now: float) -> tuple[str, ...]:
         """Remove those of the ``due`` nodes that are ``spare`` (pool → number), and return them."""
-        released = []
+        state = self._state
+        released: list[str] = []
+        together = self._leased_together()
         for name in due:
-            node = self._state.nodes[name]
+            if name not in state.nodes:  # released with another slot of its host
+                continue
+            node, names = state.nodes[name], together.get(name, (name,))
             next_review = now + max(1.0, self._settings.release_after_s)
-            if spare[node.pool] <= 0:
-                self._state.keep_idle(name, next_review)
-            elif self._must_keep(node, now):
-                self._state.keep_idle(name, min(next_review, node.due_until))
+            if spare[node.pool] < len(names) or not state.idle.issuperset(names):
+                state.keep_idle(name, next_review)
+            elif (last := max(state.nodes[n].review_at for n in names)) > now:
+                state.keep_idle(name, last)
+            elif keep := [n for n in names if self._must_keep(state.nodes[n], now)]:
+                due_until = max(state.nodes[n].due_until for n in keep)
+                state.keep_idle(name, min(next_review, due_until))
             else:
-                spare[node.pool] -= 1
-                released.append(name)
-                self._state.node_gone(name)
+                spare[node.pool] -= len(names)
+                released += names
+                for each in names:
+                    state.node_gone(each)
         return tuple(released)
+
+    def _leased_together(self) -> dict[str, tuple[str, ...]]:
+        """Return slot → the slots with which it is given back."""
+        if not (classes := self._settings.whole_host_classes):
+            return {}
+        leased = {name: node.info for name, node in self._state.nodes.items()}
+        return leased_together(leased, classes)
 
     def _reclaim(
         self, lacking: Counter[Pool], spare: Counter[Pool], imagined: Plan, now: float
@@ -320,34 +335,31 @@ class LeasePlanner:
         other.
         """
         state, settings = self._state, self._settings
-        reclaimed = []
+        reclaimed: list[str] = []
+        together = self._leased_together()
         for name in sorted(state.usable, key=lambda n: (state.nodes[n].job is not None, n)):
-            node = state.nodes[name]
-            job = state.jobs.get(node.job or "")
+            node, names = state.nodes[name], together.get(name, (name,))
             needy = next(
                 (
                     p
                     for p in lacking
                     if lacking[p] > 0
                     and p.node_class == node.pool.node_class
-                    and self._gaps.may_have(name, p.owner, now)
+                    and all(self._gaps.may_have(n, p.owner, now) for n in names)
                 ),
                 None,
             )
-            if needy is None or spare[node.pool] <= 0 or self._must_keep(node, now):
+            if needy is None or spare[node.pool] < len(names) or name in reclaimed:
                 continue
-            if job and (
-                job.guaranteed_until > now
-                or self._bidders.stays(job, now)
-                or name in imagined.nodes.get(job.submitted.job, ())
-            ):
+            if not all(self._is_reclaimable(n, imagined, now) for n in names):
                 continue
-            lacking[needy] -= 1
-            spare[node.pool] -= 1
-            reclaimed.append(name)
+            lacking[needy] -= len(names)
+            spare[node.pool] -= len(names)
+            reclaimed += names
             until = now + self._longest_way_s
-            self._gaps.promise(name, node.ownerless_info, needy.owner, until)
-            self._way.begins(name, needy.owner, now)
+            for each in names:
+                self._gaps.promise(each, state.nodes[each].ownerless_info, needy.owner, until)
+                self._way.begins(each, needy.owner, now)
         if not reclaimed:
             return []
         for name in reclaimed:
@@ -355,3 +367,17 @@ class LeasePlanner:
                 state.plan_soon(now + settings.notice_wait(settings.reclaim_s))
         self._reclaim_at = now + settings.reclaim_every_s
         return [ReclaimNodes(tuple(reclaimed), settings.reclaim_s)]
+
+    def _is_reclaimable(self, name: str, imagined: Plan, now: float) -> bool:
+        """Return whether the node may be taken from its owner: its lease need not last longer, and
+        its job does not keep it in the hypothetical plan or by a guarantee.
+        """
+        node = self._state.nodes[name]
+        if self._must_keep(node, now):
+            return False
+        job = self._state.jobs.get(node.job or "")
+        return job is None or not (
+            job.guaranteed_until > now
+            or self._bidders.stays(job, now)
+            or name in imagined.nodes.get(job.submitted.job, ())
+        )

@@ -1,4 +1,5 @@
-"""Leases that share one job of the main scheduler: an array of one-node tasks, or a block of nodes.
+"""Leases that share one job of the main scheduler: an array of one-node tasks, a block of nodes, or
+the slots of a host that the job has as a whole.
 
 All other modules treat a lease as one node, whatever its job looks like. This module decides which
 leases can share a job, the name of that job, and which lease belongs to each of its nodes. Pure.
@@ -36,11 +37,13 @@ class PartOf(NamedTuple):
     job: str
     """The main scheduler's id of the job."""
     node: str
-    """Node of the lease in the job."""
+    """Node or slot of the lease in the job."""
     first: bool = False
     """Whether the job's own script runs on this node. Such a node is released last."""
     removable: bool = False
-    """Whether the job can release this node separately."""
+    """Whether the lease can end before the job: it releases this node, or the step of this slot
+    ends.
+    """
 
     @property
     def id(self) -> str:

@@ -21,7 +21,7 @@ from scavenger.batch.groups import PartOf, is_unknown
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.rules import NodeFacts, hours_sentence, span
 from scavenger.batch.submission import Shrink, Submitter
-from scavenger.interface import Lease, LeaseState, SchedulerError
+from scavenger.interface import Lease, LeaseState, SchedulerError, kind_of
 
 
 def must_leave(
@@ -152,6 +152,8 @@ class LeaseEnder:
         for name, members in removable.items():
             if (shrink := self._shrink(name, members)) is None:
                 jobs_to_end.setdefault(WholeJob(name, members[0].user), []).extend(members)
+            elif any(job.part is not None and kind_of(job.part.node) for job in members):
+                problem = self._end_steps(members, now) or problem
             elif shrink.released:
                 if failed := self.submitter.shrink(shrink):
                     problem = failed
@@ -182,6 +184,23 @@ class LeaseEnder:
             (member.lease.id, now) for member in refused if is_unknown(member.lease.id)
         )
         return result.problem or problem
+
+    def _end_steps(self, leaving: Sequence[LeaseJob], now: float) -> CommandError | None:
+        """End the steps of slots whose job goes on with other slots. Return the error, None if
+        there is none.
+        """
+        steps = self._steps_of(job.lease.id for job in leaving)
+        if steps is None:  # the next poll tries again
+            return None
+        step_of = {
+            job.lease.id: WholeJob(step, job.user)
+            for job in leaving
+            if job.part is not None and (step := steps.get((job.part.job, job.part.node)))
+        }
+        problem = self.submitter.cancel(list(step_of.values())).problem
+        if problem is None:
+            self._cancelled.update((job.lease.id, now) for job in leaving)
+        return problem
 
     def _shrink(self, name: str, leaving: Sequence[LeaseJob]) -> Shrink | None:
         """Return the nodes that a job releases when the leases ``leaving`` end; None if it ends as

@@ -461,7 +461,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         except NotYetError as error:
             return not_yet(pack, error)
         except SchedulerError as error:
-            half = len(pack) // 2 if isinstance(error, LimitReachedError) else 0
+            can_halve = isinstance(error, LimitReachedError) and not pack[0].has_whole_host
+            half = len(pack) // 2 if can_halve else 0
             half_leases = self._take_pack(pack[:half], view) if half else []
             if not half or any(lease.state is not LeaseState.ENDED for lease in half_leases):
                 self.ledger.not_taken(pack[half].lease, error, view.time)

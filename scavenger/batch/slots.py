@@ -53,11 +53,25 @@ class SlotKind:
     """Part of the memory of a slot that must be free without the page cache on a host with other
     jobs; 0: not looked at. See :attr:`HostResources.free_memory_mb`.
     """
+    whole_host: bool = False
+    """Whether one job of the scheduler has the whole host and runs the leases of all its slots of
+    this kind, for machines whose jobs have whole nodes.
+    """
 
     @property
     def needs_neighbours(self) -> bool:
         """Whether it matters which other jobs are on the host of such a slot."""
         return self.beside != ANY or self.free_memory > 0
+
+    @property
+    def gres(self) -> frozenset[str]:
+        """Names of the generic resources of a slot."""
+        return frozenset(self.amounts.keys() - {CPUS, MEMORY_MB})
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs that a slot sees. The parts of one GPU are one."""
+        return self.amounts.get("gpu", int(bool({"shard", "mps"} & self.amounts.keys())))
 
     def covers(self, host: str) -> bool:
         """Return whether this host has such slots."""
@@ -195,7 +209,11 @@ def slot_facts(
     facts = []
     waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
-        fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
+        if kind.whole_host:
+            is_free = host.idle and not leased
+            fitting = capacity(use.total, kind.amounts, totals) if is_free else 0
+        else:
+            fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
         beside = neighbour_reason(kind, use.neighbours, owner)
         names = [
             slot_name(host.name, kind.name, number)
@@ -371,6 +389,8 @@ def described(amounts: Amounts) -> str:
 
 
 def _state(host: NodeFacts, use: HostResources, free: Amounts, kind: SlotKind) -> str:
+    if kind.whole_host:
+        return host.state
     if use.closed:
         return f"{host.state}, {use.closed}"
     parts = ", ".join(

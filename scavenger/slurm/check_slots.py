@@ -30,11 +30,22 @@ def slot_findings(
     """
     if not settings.slots:
         return
-    if (why := site.why_whole_nodes(())) and settings.slots:
+    shared = [kind for kind in settings.slots if not kind.whole_host]
+    why = site.why_all_nodes_are_whole
+    if why and (kinds := [kind.name for kind in settings.slots if kind.whole_host and kind.gres]):
         yield (
             False,
-            f"{why}, so that nothing is idle on a used one; remove slots from [scheduler.slurm], "
-            "or have Slurm use select/cons_tres.",
+            f"Slots of kind {', '.join(kinds)} have generic resources and whole hosts, but {why}, "
+            "and steps have no generic resources of their own there. Have Slurm use "
+            "select/cons_tres, or remove gpus and gres from these kinds.",
+        )
+        return
+    if shared and why:
+        yield (
+            False,
+            f"{why}, so that nothing is idle on a used one; set whole_host = true for each kind in "
+            "[[scheduler.slurm.slots]], remove slots from [scheduler.slurm], or have Slurm use "
+            "select/cons_tres.",
         )
         return
     try:
@@ -43,7 +54,7 @@ def slot_findings(
         yield False, f"What the hosts have cannot be read: {error}"
         return
     lease = settings.lease
-    partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
+    partitions = site.partitions_of_leases(lease.partitions)
     in_partition = frozenset[str]().union(*(partition.nodes for partition in partitions))
     if partitions:
         hosts = {name: use for name, use in hosts.items() if name in in_partition}
@@ -51,19 +62,20 @@ def slot_findings(
         name: why
         for name in hosts
         if (why := site.why_whole_nodes(lease.partitions, name))
-        and any(kind.covers(name) for kind in settings.slots)
+        and any(kind.covers(name) for kind in shared)
     }
     able = {
         kind.name: {name for name, use in hosts.items() if _fits(kind, name, use)}
-        for kind in settings.slots
+        for kind in shared
     }
     without = {name for name, fitting in able.items() if fitting and fitting <= closed.keys()}
     yield from _whole_nodes(closed, hosts, without)
     usable = {name: use for name, use in hosts.items() if name not in closed}
     for kind in settings.slots:
         if kind.name not in without:
-            yield _kind_finding(kind, usable if able[kind.name] else hosts, lease)
-    for sentence in unconfined(site.settings, settings.slots):
+            is_usable = not kind.whole_host and able[kind.name]
+            yield _kind_finding(kind, usable if is_usable else hosts, lease)
+    for sentence in unconfined(site.settings, shared) if shared else ():
         yield True, sentence
 
 
@@ -135,8 +147,9 @@ def _whole_nodes(
             f"Leases are of slots, but {why}, so that the lease of one slot would hold its whole "
             f"host; MalleTrain leases no slot there ({count} of {len(hosts)} hosts)."
             f"{lost if without else ''} Set OverSubscribe=NO and ExclusiveUser=NO for the "
-            "partition, have leases run in another one (partition in [scheduler.slurm]), or remove "
-            "slots from [scheduler.slurm] to lease whole nodes.",
+            "partition, have leases run in another one (partition in [scheduler.slurm]), set "
+            "whole_host = true for the kinds, so that a lease has a host with all its slots, or "
+            "remove slots from [scheduler.slurm] to lease whole nodes.",
         )
 
 

@@ -167,6 +167,22 @@ def _count(words: Sequence[str]) -> int:
     return int(words[-1]) if words[-1].isdecimal() else 0
 
 
+def without_devices(hosts: Mapping[str, HostResources]) -> dict[str, HostResources]:
+    """Return the hosts without their generic resources, for a Slurm whose steps have none of their
+    own (``select/linear``: a step that requests some is refused, observed with 22.05).
+    """
+    plain = (CPUS, MEMORY_MB)
+    return {
+        name: replace(
+            use,
+            total={key: use.total[key] for key in plain},
+            used={key: amount for key, amount in use.used.items() if key in plain},
+            parts={},
+        )
+        for name, use in hosts.items()
+    }
+
+
 def with_neighbours(
     hosts: Mapping[str, HostResources], text: str, mark: str, own: Collection[str]
 ) -> dict[str, HostResources]:

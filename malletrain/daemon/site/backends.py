@@ -161,7 +161,7 @@ def slot_kind(slots: SlotSection) -> SlotKind:
         amounts[name] = int(count)
     amounts.update({CPUS: slots.cpus, MEMORY_MB: slots.memory // 2**20})
     hosts = frozenset(name for text in slots.nodes for name in expand(text))
-    return SlotKind(slots.name, amounts, slots.beside, hosts, slots.free_memory)
+    return SlotKind(slots.name, amounts, slots.beside, hosts, slots.free_memory, slots.whole_host)
 
 
 def _policy(table: BatchScheduler) -> CommandPolicy:

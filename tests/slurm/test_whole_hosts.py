@@ -13,7 +13,7 @@ from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
 from tests.integration.test_main_job import COUNTING, trained_once
 from tests.slurm.site import slurm_site
-from tests.slurm.test_leases import TELL, gaps, scavenger
+from tests.slurm.test_leases import LEAVE, TELL, gaps, scavenger
 from tests.slurm.test_slots import SHARED
 
 RUNNING, ENDED = LeaseState.RUNNING, LeaseState.ENDED
@@ -83,6 +83,23 @@ def test_the_slots_of_a_host_are_steps_of_one_job(cluster, root, select):
     again.give_back([lease for lease in again.poll().leases if lease.id == "l2"])
     slurm.until(lambda: not slurm.leases(), "the job has ended")
     slurm.until(lambda: gaps(again) == ALL, "the host is idle")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_slots_of_a_host_that_is_drained_are_asked_to_leave(cluster, root, count):
+    slurm = cluster(2, **WHOLE)
+    one = scavenger(slurm, slots=(PAIR,))
+    one.poll()
+    argv = [(sys.executable, "-c", LEAVE, str(root / f"left{n}")) for n in range(count)]
+    one.take([LeaseRequest(f"l{n}", ALL[n], argv[n]) for n in range(count)])
+    ready = [root / f"left{n}.ready" for n in range(count)]
+    slurm.until(lambda: all(path.exists() for path in ready), "the leases run")
+    slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    left = [root / f"left{n}" for n in range(count)]
+    slurm.until(
+        lambda: one.poll() and all(path.exists() for path in left), "all have been signalled"
+    )
+    slurm.until(lambda: not slurm.leases(), "the job has ended")
 
 
 def test_a_job_whose_agents_have_all_ended_ends(cluster):

@@ -11,6 +11,7 @@ import pytest
 
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.slurm.job import SlurmLeaseOptions
 from tests.integration.test_main_job import COUNTING, trained_once
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import LEAVE, TELL, gaps, scavenger
@@ -87,10 +88,13 @@ def test_the_slots_of_a_host_are_steps_of_one_job(cluster, root, select):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_slots_of_a_host_that_is_drained_are_asked_to_leave(cluster, root, count):
+    """Where leases of whole nodes are batch scripts, which are signalled otherwise than steps."""
     slurm = cluster(2, **WHOLE)
-    one = scavenger(slurm, slots=(PAIR,))
+    lease = SlurmLeaseOptions(partition="preemptable", launch="batch")
+    one = scavenger(slurm, slots=(PAIR,), lease=lease)
     one.poll()
-    argv = [(sys.executable, "-c", LEAVE, str(root / f"left{n}")) for n in range(count)]
+    go = root / "go"
+    argv = [(sys.executable, "-c", LEAVE, str(root / f"left{n}"), str(go)) for n in range(count)]
     one.take([LeaseRequest(f"l{n}", ALL[n], argv[n]) for n in range(count)])
     ready = [root / f"left{n}.ready" for n in range(count)]
     slurm.until(lambda: all(path.exists() for path in ready), "the leases run")
@@ -99,6 +103,8 @@ def test_the_slots_of_a_host_that_is_drained_are_asked_to_leave(cluster, root, c
     slurm.until(
         lambda: one.poll() and all(path.exists() for path in left), "all have been signalled"
     )
+    assert [state for state, _, _ in slurm.leases().values()] == ["RUNNING"], "they have time"
+    go.touch()
     slurm.until(lambda: not slurm.leases(), "the job has ended")
 
 

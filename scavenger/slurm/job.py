@@ -212,14 +212,13 @@ def sbatch_host(
         memory_mb: memory to request, MB; 0: all of the host's.
         cluster: cluster of a federation to submit to; empty: Slurm decides.
     """
-    name = name_of(one.lease for one in pack)
+    shared = f"{settings.prefix}{name_of(one.lease for one in pack)}"
+    name = pack[0].name if len(pack) == 1 else shared
     where = [*of_cluster(cluster), f"--nodelist={pack[0].host}", "--nodes=1", "--ntasks=1"]
     if (kind := pack[0].slot) is not None:
         where += _gres_options(kind.amounts, len(pack))
     shortest = min(pack, key=lambda one: one.limit_s)
-    return _sbatch(
-        settings, f"{settings.prefix}{name}", where, "/dev/null", shortest, True, memory_mb
-    )
+    return _sbatch(settings, name, where, "/dev/null", shortest, True, memory_mb)
 
 
 def _sbatch(

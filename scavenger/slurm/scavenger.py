@@ -495,11 +495,12 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _as_step(self, site: SlurmSite) -> bool:
         """Return whether agents run as job steps: if a preemption's signal would reach the batch
-        script too late, and in blocks.
+        script too late, in blocks, and if jobs have whole hosts for several slots.
         """
         launch = self.settings.lease.launch
         too_late = launch == "auto" and not site.user_signal
-        return launch == "step" or too_late or self.settings.shape == "block"
+        several = self.settings.shape == "block" or any(k.whole_host for k in self.settings.slots)
+        return launch == "step" or too_late or several
 
     def _submission(self, spec: LeaseSpec, site: SlurmSite) -> tuple[list[str], bytes]:
         if spec.has_whole_host:

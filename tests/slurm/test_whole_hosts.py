@@ -11,9 +11,10 @@ import pytest
 
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
+from scavenger.slurm.job import SlurmLeaseOptions
 from tests.integration.test_main_job import COUNTING, trained_once
 from tests.slurm.site import slurm_site
-from tests.slurm.test_leases import TELL, gaps, scavenger
+from tests.slurm.test_leases import LEAVE, TELL, gaps, scavenger
 from tests.slurm.test_slots import SHARED
 
 RUNNING, ENDED = LeaseState.RUNNING, LeaseState.ENDED
@@ -83,6 +84,28 @@ def test_the_slots_of_a_host_are_steps_of_one_job(cluster, root, select):
     again.give_back([lease for lease in again.poll().leases if lease.id == "l2"])
     slurm.until(lambda: not slurm.leases(), "the job has ended")
     slurm.until(lambda: gaps(again) == ALL, "the host is idle")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_slots_of_a_host_that_is_drained_are_asked_to_leave(cluster, root, count):
+    """Where leases of whole nodes are batch scripts, which are signalled otherwise than steps."""
+    slurm = cluster(2, **WHOLE)
+    lease = SlurmLeaseOptions(partition="preemptable", launch="batch")
+    one = scavenger(slurm, slots=(PAIR,), lease=lease)
+    one.poll()
+    go = root / "go"
+    argv = [(sys.executable, "-c", LEAVE, str(root / f"left{n}"), str(go)) for n in range(count)]
+    one.take([LeaseRequest(f"l{n}", ALL[n], argv[n]) for n in range(count)])
+    ready = [root / f"left{n}.ready" for n in range(count)]
+    slurm.until(lambda: all(path.exists() for path in ready), "the leases run")
+    slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+    left = [root / f"left{n}" for n in range(count)]
+    slurm.until(
+        lambda: one.poll() and all(path.exists() for path in left), "all have been signalled"
+    )
+    assert [state for state, _, _ in slurm.leases().values()] == ["RUNNING"], "they have time"
+    go.touch()
+    slurm.until(lambda: not slurm.leases(), "the job has ended")
 
 
 def test_a_job_whose_agents_have_all_ended_ends(cluster):

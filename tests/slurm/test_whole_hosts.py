@@ -99,9 +99,9 @@ def test_the_slots_of_a_host_that_is_drained_are_asked_to_leave(cluster, root, c
     ready = [root / f"left{n}.ready" for n in range(count)]
     slurm.until(lambda: all(path.exists() for path in ready), "the leases run")
     slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
-    left = [root / f"left{n}" for n in range(count)]
+    marks = [root / f"left{n}" for n in range(count)]
     slurm.until(
-        lambda: one.poll() and all(path.exists() for path in left), "all have been signalled"
+        lambda: one.poll() and all(path.exists() for path in marks), "all have been signalled"
     )
     assert [state for state, _, _ in slurm.leases().values()] == ["RUNNING"], "they have time"
     go.touch()

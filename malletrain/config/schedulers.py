@@ -481,7 +481,8 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
         if check_distinct(value) and info.data.get("lease_shape") != "single":
             raise PydanticCustomError(
                 "slots",
-                'a lease of a slot is a job of its own; remove lease_shape, or set it to "single"',
+                'slots need lease_shape = "single"; remove lease_shape. The slots of a host share a '
+                "job if their kind has whole_host = true",
             )
         return value
 

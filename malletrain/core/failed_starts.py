@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from scavenger.backoff import Backoff
 from scavenger.hostlist import named
+from scavenger.interface import host_of
 
 FREE_FAILURES = 2
 """Number of failed starts in a row that cause no pause."""
@@ -55,7 +56,9 @@ class _OwnersStarts:
     by_node: dict[str, FailedStart] = field(default_factory=dict)
     """Node → newest failure, if no agent has reported from there since."""
     nodes: set[str] = field(default_factory=set)
-    """Nodes on which starts failed since the last one that succeeded anywhere."""
+    """Nodes, or hosts of slots, on which starts failed since the last one that succeeded
+    anywhere.
+    """
 
 
 class FailedStarts:
@@ -83,7 +86,7 @@ class FailedStarts:
             backoff = Backoff(FIRST_PAUSE_S, self._max_pause_s, FREE_FAILURES, TOGETHER_S)
             starts = self._owners[owner] = _OwnersStarts(backoff)
         starts.in_a_row += 1
-        starts.nodes.add(node)
+        starts.nodes.add(host_of(node))
         starts.by_node.pop(node, None)  # the newest comes last
         starts.by_node[node] = FailedStart(node, reason, now)
         starts.backoff.refused(now, reason)

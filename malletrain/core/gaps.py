@@ -41,7 +41,7 @@ def least_horizon_s(settings: ControllerSettings) -> float:
     return max(settings.min_horizon_s, settings.due_s)
 
 
-def leased_together(
+def host_groups(
     nodes: Mapping[str, PoolNode], whole_host_classes: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     """Return slot → the slots of its host and pool, itself among them, for the slots that are
@@ -49,7 +49,7 @@ def leased_together(
 
     Args:
         nodes: nodes and slots.
-        whole_host_classes: classes of slots of which a lease has those of a whole host.
+        whole_host_classes: classes of slots of which a job has all those of a host.
     """
     if not whole_host_classes:
         return {}
@@ -301,7 +301,13 @@ class Gaps:
             self._by_class = Counter(info.pool.node_class for info in nodes.values())
         return self._by_class
 
-    def ask(self, counts: Mapping[Pool, int], offers: Mapping[str, PoolNode], now: float) -> Asked:
+    def ask(
+        self,
+        counts: Mapping[Pool, int],
+        offers: Mapping[str, PoolNode],
+        now: float,
+        room: dict[str, int] | None = None,
+    ) -> Asked:
         """Choose nodes, those with the longest horizons first, and store the requests. Several
         owners of one class take turns. If a class has whole hosts, the other offers of a chosen
         slot's host are chosen too.
@@ -310,14 +316,17 @@ class Gaps:
             counts: pool → number of nodes.
             offers: the gaps that may be requested.
             now: time on the shell's clock.
+            room: owner → number of leases that the owner may still have, which is reduced by those
+                that are requested; None: no limit. It matters for slots that are requested
+                together, of which there may be more than ``counts``.
         """
         waiting: dict[str, dict[str, int]] = {}
         for pool, count in sorted(counts.items(), key=lambda item: item[0].order):
             waiting.setdefault(pool.node_class, {})[pool.owner] = count
         chosen: dict[str, list[str]] = {}
         later: Counter[Pool] = Counter()
-        done: set[str] = set()
-        together = leased_together(offers, self.whole_host_classes)
+        decided: set[str] = set()
+        groups = host_groups(offers, self.whole_host_classes)
         for name, info in sorted(
             offers.items(),
             key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
@@ -331,15 +340,20 @@ class Gaps:
                 ),
                 None,
             )
-            if owner is None or name in done:
+            if owner is None or name in decided:
                 continue
-            names = [n for n in together.get(name, (name,)) if self.fits(n, owner, now)]
-            done.update(names)
+            together = groups.get(name, (name,))
+            decided.update(together)
+            names = [n for n in together if self.fits(n, owner, now)]
+            if room is not None and len(names) > room[owner]:
+                continue
             owner_counts[owner] = owner_counts.pop(owner) - len(names)  # move the owner to the end
             if self._max_new_leases < 1:
                 later[Pool(info.pool.node_class, owner)] += len(names)
                 continue
             self._max_new_leases -= 1
+            if room is not None:
+                room[owner] -= len(names)
             chosen.setdefault(owner, []).extend(names)
             self._requests.update({n: (now, offers[n], owner) for n in names})
         return Asked({owner: tuple(names) for owner, names in chosen.items()}, later)

@@ -16,18 +16,19 @@ and runs a backfill cycle, then the new lease starts. Two rules follow for recla
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReclaimNodes, ReleaseLeases, TakeLeases
-from malletrain.core.gaps import Gaps, leased_together
+from malletrain.core.gaps import Gaps, host_groups
 from malletrain.core.planning import Candidate, Plan, Planner
 from malletrain.core.pools import Pool, PoolNode, by_class
 from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
+from scavenger.interface import host_of
 
 MAX_MEASUREMENTS = 5
 """Number of last measurements whose median is the expected time."""
@@ -123,6 +124,17 @@ def _carefully(candidate: Candidate, tried: int | None) -> Candidate:
     return candidate.but(max_nodes=min(candidate.max_nodes, max_size))
 
 
+def _within(shortage: Counter[Pool], room: Mapping[str, int]) -> Counter[Pool]:
+    """Return ``shortage`` (pool → nodes), limited to the leases that each owner may still have."""
+    remaining: dict[str, int] = {}
+    allowed: Counter[Pool] = Counter()
+    for pool, count in sorted(shortage.items(), key=lambda item: item[0].order):
+        left = remaining.setdefault(pool.owner, room[pool.owner])
+        allowed[pool] = min(count, max(0, left))
+        remaining[pool.owner] = left - allowed[pool]
+    return +allowed
+
+
 def _lacking(
     plan: Plan,
     everything: Mapping[str, PoolNode],
@@ -209,8 +221,10 @@ class LeasePlanner:
         commands: list[Command] = []
         if released := self._release(due, spare, now):
             commands.append(ReleaseLeases(released))
-        shortage = self._allowed(shortage, Counter(owner for _, owner in coming.values()))
-        requests = gaps.ask(shortage, offers, now)
+        room = self._room(Counter(owner for _, owner in coming.values()))
+        if room is not None:
+            shortage = _within(shortage, room)
+        requests = gaps.ask(shortage, offers, now, room)
         shortage -= requests.later
         for owner, names in requests.now.items():
             commands.append(TakeLeases(names, owner))
@@ -220,22 +234,19 @@ class LeasePlanner:
             commands += self._reclaim(shortage, spare, imagined, now)
         return commands
 
-    def _allowed(self, shortage: Counter[Pool], coming: Counter[str]) -> Counter[Pool]:
-        """Return ``shortage`` (pool → nodes), limited so that no owner has too many leases.
+    def _room(self, coming: Counter[str]) -> dict[str, int] | None:
+        """Return owner → number of leases that the owner may still have; None if there is no limit.
         ``coming``: owner → nodes on their way.
         """
         max_leases = self._settings.max_leases_per_owner
         if not max_leases:
-            return shortage
-        room = {owner: max_leases - count for owner, count in coming.items()}
+            return None
+        room = defaultdict(lambda: max_leases)
+        for owner, count in coming.items():
+            room[owner] -= count
         for node in self._state.nodes.values():
-            room[node.owner] = room.get(node.owner, max_leases) - 1
-        allowed: Counter[Pool] = Counter()
-        for pool, count in sorted(shortage.items(), key=lambda item: item[0].order):
-            owner = pool.owner
-            allowed[pool] = min(count, max(0, room.get(owner, max_leases)))
-            room[owner] = room.get(owner, max_leases) - allowed[pool]
-        return +allowed
+            room[node.owner] -= 1
+        return room
 
     def _must_keep(self, node: NodeRecord, now: float) -> bool:
         """Return whether to keep the node's lease, because it has not lasted its minimum time and
@@ -298,18 +309,22 @@ class LeasePlanner:
         """Remove those of the ``due`` nodes that are ``spare`` (pool → number), and return them."""
         state = self._state
         released: list[str] = []
-        together = self._leased_together()
+        groups, coming = self._leased_together(), self._gaps.coming(state.nodes)
         for name in due:
             if name not in state.nodes:  # released with another slot of its host
                 continue
-            node, names = state.nodes[name], together.get(name, (name,))
+            node, names = state.nodes[name], groups.get(name, (name,))
             next_review = now + max(1.0, self._settings.release_after_s)
-            if spare[node.pool] < len(names) or not state.idle.issuperset(names):
+            # Those of a host are given back all together or not at all.
+            all_idle = state.idle.issuperset(names) and not (
+                name in groups and any(host_of(n) == host_of(name) for n in coming)
+            )
+            if spare[node.pool] < len(names) or not all_idle:
                 state.keep_idle(name, next_review)
-            elif (last := max(state.nodes[n].review_at for n in names)) > now:
-                state.keep_idle(name, last)
-            elif keep := [n for n in names if self._must_keep(state.nodes[n], now)]:
-                due_until = max(state.nodes[n].due_until for n in keep)
+            elif (review_at := max(state.nodes[n].review_at for n in names)) > now:
+                state.keep_idle(name, review_at)
+            elif any(self._must_keep(state.nodes[n], now) for n in names):
+                due_until = max(state.nodes[n].due_until for n in names)
                 state.keep_idle(name, min(next_review, due_until))
             else:
                 spare[node.pool] -= len(names)
@@ -323,7 +338,7 @@ class LeasePlanner:
         if not (classes := self._settings.whole_host_classes):
             return {}
         leased = {name: node.info for name, node in self._state.nodes.items()}
-        return leased_together(leased, classes)
+        return host_groups(leased, classes)
 
     def _reclaim(
         self, lacking: Counter[Pool], spare: Counter[Pool], imagined: Plan, now: float

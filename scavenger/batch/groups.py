@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
+from scavenger.interface import kind_of
+
 Shape = Literal["single", "array", "block"]
 """``single``: one job per lease. ``array``: one task of a job array per lease. ``block``: one node
 of a multi-node job per lease.
@@ -39,11 +41,18 @@ class PartOf(NamedTuple):
     node: str
     """Node or slot of the lease in the job."""
     first: bool = False
-    """Whether the job's own script runs on this node. Such a node is released last."""
+    """Whether the job's own script runs on this node. Such a node is released last. Never set for
+    a slot: those of a host are released together.
+    """
     removable: bool = False
     """Whether the lease can end before the job: it releases this node, or the step of this slot
     ends.
     """
+
+    @property
+    def ends_with_others(self) -> bool:
+        """Whether the other leases of the job have to leave with this one."""
+        return self.first or bool(kind_of(self.node))
 
     @property
     def id(self) -> str:

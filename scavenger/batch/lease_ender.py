@@ -73,7 +73,8 @@ MIN_LEAVE_S = 2.0
 saves a snapshot in that time.
 """
 RECORD_LIFETIME_S = 3600.0
-
+ASK_TO_LEAVE = ("--signal=TERM",)
+"""Options of scancel with which a step is not killed."""
 
 Steps = Callable[[Collection[str]], Mapping[tuple[str, str], str]]
 """Job ids → (job, node) → id of the step there that can be signalled separately. Raises
@@ -197,7 +198,14 @@ class LeaseEnder:
             for job in leaving
             if job.part is not None and (step := steps.get((job.part.job, job.part.node)))
         }
-        problem = self.submitter.cancel(list(step_of.values())).problem
+        # A step that is cancelled is killed at once. It has its time to leave first.
+        again = {lease for lease in step_of if lease in self._cancelled}
+        first = [step for lease, step in step_of.items() if lease not in again]
+        results = (
+            self.submitter.cancel(first, ASK_TO_LEAVE),
+            self.submitter.cancel([step_of[lease] for lease in again]),
+        )
+        problem = next((r.problem for r in results if r.problem is not None), None)
         if problem is None:
             self._cancelled.update((job.lease.id, now) for job in leaving)
         return problem
@@ -263,12 +271,12 @@ class LeaseEnder:
 
     def _leases_of_ending_jobs(self, leave: Mapping[str, str]) -> dict[str, str]:
         """Return lease → why it has to leave, for the other leases of jobs whose first node is
-        leaving.
+        leaving, and of jobs that have a whole host, which is free only when all have left.
         """
         parts = [_removable(job) for lease in leave if (job := self.ledger.jobs.get(lease))]
-        ending_jobs = {part.job for part in parts if part is not None and part.first}
+        ending_jobs = {part.job for part in parts if part is not None and part.ends_with_others}
         return {
-            lease: "the first node of its job is wanted"
+            lease: "another lease of its job has to leave"
             for lease, job in self.ledger.jobs.items()
             if job.alive and (part := _removable(job)) is not None and part.job in ending_jobs
         }

@@ -117,10 +117,11 @@ def packed(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]
     and all slots of a host whose kind has whole hosts.
     """
     whole = [spec for spec in specs if spec.has_whole_host]
-    return [
-        *_packs([spec for spec in specs if not spec.has_whole_host], max_leases),
-        *_packs(whole, MAX_LEASES_PER_JOB),
-    ]
+    pack_by_host: dict[str, list[LeaseSpec]] = {}
+    for pack in _packs(whole, MAX_LEASES_PER_JOB):  # several if their names are too long for one
+        pack_by_host.setdefault(pack[0].host, pack)
+    others = [spec for spec in specs if not spec.has_whole_host]
+    return [*_packs(others, max_leases), *pack_by_host.values()]
 
 
 def _packs(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from scavenger.batch.groups import MAX_LEASES_PER_JOB
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import kind_of, slot_name
 
@@ -64,7 +65,7 @@ class SlotKind:
         return self.beside != ANY or self.free_memory > 0
 
     @property
-    def gres(self) -> frozenset[str]:
+    def gres_names(self) -> frozenset[str]:
         """Names of the generic resources of a slot."""
         return frozenset(self.amounts.keys() - {CPUS, MEMORY_MB})
 
@@ -116,6 +117,10 @@ class HostResources:
     """Why no further job can start on the host, for example because a job has exclusive use of it;
     empty if one can.
     """
+    job_memory_mb: int | None = None
+    """Maximum memory of one job, MiB; None: that of the host."""
+    threads_per_core: int = 1
+    """Processors of a core, of which a step has all."""
     parts: Mapping[str, DeviceParts] = field(default_factory=dict)
     """Resource whose amounts are parts of devices, such as ``shard`` → these devices. A slot has
     its amount of one device.
@@ -205,25 +210,24 @@ def slot_facts(
         for name, parts in use.parts.items():
             for _ in range(waiting):
                 _divide(free, free_parts[name], amounts, name, parts)
-    totals = {name: parts.total for name, parts in use.parts.items()}
     facts = []
     waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
+        count = slots_of_host(kind, use)
         if kind.whole_host:
-            is_free = host.idle and not leased
-            fitting = capacity(use.total, kind.amounts, totals) if is_free else 0
+            fitting = count if host.idle and not leased else 0
         else:
             fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
         beside = neighbour_reason(kind, use.neighbours, owner)
-        names = [
-            slot_name(host.name, kind.name, number)
-            for number in range(capacity(use.total, kind.amounts, totals))
-        ]
+        names = [slot_name(host.name, kind.name, number) for number in range(count)]
+        of_kind = [slot for name, slot in leased.items() if kind_of(name) == kind.name]
+        # Without a lease of its own, a slot of a whole host is held by the job of the others.
+        holder = of_kind[0] if kind.whole_host and of_kind else None
         idle_count = 0
         # The host may have had more resources when these were leased.
         names += [n for n in leased if kind_of(n) == kind.name and n not in names]
         for name in names:
-            lease = leased.get(name)
+            lease = leased.get(name, holder)
             idle = lease is None and fitting > 0
             fitting -= idle
             idle_count += idle
@@ -237,9 +241,24 @@ def slot_facts(
                     idle_since=idle_since.get(name, now) if idle else None,
                     lease=lease.lease if lease is not None else "",
                     kind=kind.name,
+                    unit=host.name if kind.whole_host else "",
                 )
             )
     return facts
+
+
+def slots_of_host(kind: SlotKind, use: HostResources) -> int:
+    """Return how many slots of this kind the host has if it is empty. One job runs those of a whole
+    host, within its memory, each with whole cores.
+    """
+    parts = {name: each.total for name, each in use.parts.items()}
+    if not kind.whole_host:
+        return capacity(use.total, kind.amounts, parts)
+    total, cores = dict(use.total), use.threads_per_core
+    if use.job_memory_mb is not None:
+        total[MEMORY_MB] = min(total[MEMORY_MB], use.job_memory_mb)
+    amounts = {**kind.amounts, CPUS: -(-kind.amounts[CPUS] // cores) * cores}
+    return min(capacity(total, amounts, parts), MAX_LEASES_PER_JOB)
 
 
 def _with_untyped(amounts: Amounts) -> Amounts:

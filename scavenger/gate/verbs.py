@@ -69,7 +69,7 @@ def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
         raise ValueError("something follows")
     if slurm.BLOCK_TEXT in part.env:
         text = part.env[slurm.BLOCK_TEXT]
-        if text.startswith(slurm.HOST.partition(slurm.SLOTS)[0]):
+        if text.startswith(slurm.host_pieces()[0]):
             return _host(text, template)
         chosen = _between(text, *slurm.BLOCK.split(slurm.CHOICE, 1))
         parts = list(_choice(_words(chosen)))
@@ -79,12 +79,12 @@ def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
 
 def _host(text: str, template: str) -> tuple[list[Part], bytes]:
     """Return what :func:`_parse` does, for the script of the slots of a whole host."""
-    head, rest = slurm.HOST.split(slurm.SLOTS, 1)
-    before, rest = rest.split(slurm.CHOICE, 1)
-    between, tail = rest.split(slurm.AMOUNTS, 1)
-    _, middle = _between(text, head, tail).split(before, 1)
-    chosen, _, amounts = middle.rpartition(between)
-    parts, options = list(_choice(_words(chosen))), _words(amounts)
+    head, to_choice, to_amounts, tail = slurm.host_pieces()
+    slots, mark, rest = _between(text, head, tail).partition(to_choice)
+    chosen, second_mark, amounts = rest.rpartition(to_amounts)
+    names, parts, options = _words(slots), list(_choice(_words(chosen))), _words(amounts)
+    if not (mark and second_mark and all(map(SLOT.fullmatch, names))):
+        raise ValueError("these are no slots")
     if not all(any(re.fullmatch(each, word) for each in SLOT_OPTIONS) for word in options):
         raise ValueError("these are no amounts of a slot")
     return parts, slurm.host_script(template, options, parts)
@@ -131,6 +131,7 @@ HOUR = r"[0-9]{2,5}:[0-9]{2}:[0-9]{2}"
 VERSION = ("--version",)
 """Used by ``malletrain check``; always accepted."""
 
+SLOT = re.compile(r"[A-Za-z0-9_.-]{1,255}/[A-Za-z][A-Za-z0-9_-]{0,31}\.[0-9]{1,4}")
 SLOT_OPTIONS = (
     r"--cpus-per-task=[0-9]{1,5}",
     r"--mem=[0-9]{1,9}M",

@@ -32,7 +32,9 @@ def slot_findings(
         return
     shared = [kind for kind in settings.slots if not kind.whole_host]
     why = site.why_all_nodes_are_whole
-    if why and (kinds := [kind.name for kind in settings.slots if kind.whole_host and kind.gres]):
+    if why and (
+        kinds := [kind.name for kind in settings.slots if kind.whole_host and kind.gres_names]
+    ):
         yield (
             False,
             f"Slots of kind {', '.join(kinds)} have generic resources and whole hosts, but {why}, "
@@ -148,7 +150,8 @@ def _whole_nodes(
             f"host; MalleTrain leases no slot there ({count} of {len(hosts)} hosts)."
             f"{lost if without else ''} Set OverSubscribe=NO and ExclusiveUser=NO for the "
             "partition, have leases run in another one (partition in [scheduler.slurm]), set "
-            "whole_host = true for the kinds, so that a lease has a host with all its slots, or "
+            "whole_host = true for the kinds, so that one job runs the leases of all slots of a "
+            "host, or "
             "remove slots from [scheduler.slurm] to lease whole nodes.",
         )
 

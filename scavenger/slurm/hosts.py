@@ -79,7 +79,15 @@ def read_hosts(text: str) -> dict[str, HostResources]:
         free = values.get("FreeMem", "")
         parts = divided(total, used, values.get("GresUsed", ""))
         free_mb = int(free) if free.isdecimal() else None
-        hosts[name] = HostResources(total, used, closed=closed, parts=parts, free_memory_mb=free_mb)
+        threads = values.get("ThreadsPerCore", "1")
+        hosts[name] = HostResources(
+            total,
+            used,
+            closed=closed,
+            threads_per_core=int(threads) if threads.isdecimal() else 1,
+            parts=parts,
+            free_memory_mb=free_mb,
+        )
     if not hosts:
         raise SchedulerError("scontrol show node lists no node.")
     return hosts

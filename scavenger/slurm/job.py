@@ -58,7 +58,12 @@ def split_by_lease(
             waiting.append((job, leases))
         else:
             of_node = {node_of(lease): lease for lease in leases}
-            of_slot = {slot: lease for slot, lease in of_node.items() if kind_of(slot)}
+            placed_on = set(expand(job.node_list))
+            of_slot = {
+                slot: lease
+                for slot, lease in of_node.items()
+                if kind_of(slot) and host_of(slot) in placed_on
+            }
             for slot, lease in of_slot.items():
                 parts.append(_part(job, prefix + lease, slot, True))
             for node in expand(job.node_list) if not of_slot else ():
@@ -355,15 +360,25 @@ def host_script(template: str, options: Sequence[str], parts: Sequence[lease_scr
         options: options of srun that request what a slot has (:func:`step_options`).
         parts: the commands of the leases, with names of slots as their nodes.
     """
+    head, to_choice, to_amounts, tail = host_pieces()
+    slots = " ".join(lease_script.quote(one.node) for one in parts)
     chosen = "\n".join(lease_script.choice(HOST_SLOT, parts))
-    text = (
-        HOST.replace(SLOTS, " ".join(lease_script.quote(one.node) for one in parts))
-        .replace(AMOUNTS, " ".join(map(lease_script.quote, options)))
-        .replace(CHOICE, chosen)
-    )
+    amounts = " ".join(map(lease_script.quote, options))
+    # In one pass: what is inserted is never searched for a place to insert.
+    text = "".join([head, slots, to_choice, chosen, to_amounts, amounts, tail])
     argv = ["/bin/sh", "-c", f'eval "${BLOCK_TEXT}"']
     env = {AS_STEP: "", BLOCK_TEXT: text}
     return lease_script.lease_script(template, lease_script.Part("", argv, env))
+
+
+def host_pieces() -> tuple[str, str, str, str]:
+    """Return the pieces of HOST_TEXT: before the slots, between these and the choice, between that
+    and the amounts, and after them.
+    """
+    head, rest = HOST_TEXT.split(SLOTS)
+    to_choice, rest = rest.split(CHOICE)
+    to_amounts, tail = rest.split(AMOUNTS)
+    return head, to_choice, to_amounts, tail
 
 
 def shrink(request: Shrink) -> list[str]:
@@ -408,7 +423,7 @@ blocked, and the ``wait`` of dash then never returns.
 
 HOST_SLOT = "$slot"
 SLOTS, AMOUNTS = "#SLOTS", "#AMOUNTS"
-HOST = f"""unset {BLOCK_TEXT}
+HOST_TEXT = f"""unset {BLOCK_TEXT}
 exec 4>&1
 for slot in {SLOTS}; do
     (

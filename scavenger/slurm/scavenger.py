@@ -29,7 +29,7 @@ from dataclasses import replace
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import is_unknown, leases_in
-from scavenger.batch.lease_ledger import own_jobs
+from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.moved_leases import MovedLeases
 from scavenger.batch.poll_result import Finding, PollConclusions, SchedulerAnswer
 from scavenger.batch.rules import NodeFacts
@@ -332,7 +332,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         running = {
             i: job.lease for i, job in lease_jobs.items() if job.lease.state is LeaseState.RUNNING
         }
-        given_up = self.ledger.given_up
+        given_up = self.ledger.given_up.keys()
+        held = self._held(lease_jobs)
+        running = {i: lease for i, lease in running.items() if i not in held}
         leaving = {
             i
             for i, lease in running.items()
@@ -341,7 +343,13 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         claim = slot_claims if s.slots else claims
         claimed = claim(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (
-            self._limits.update(jobs.pending, own, s.lease, s.owner, now)
+            self._limits.update(
+                jobs.pending,
+                {lease: job for lease, job in own.items() if lease not in held},
+                s.lease,
+                s.owner,
+                now,
+            )
             if s.lease.leave_at_limits
             else AtLimit("", {})
         )
@@ -415,7 +423,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if name not in use:
                 raise SchedulerError(f"scontrol show node does not list {name}, which sinfo lists.")
             host = host._replace(planned_at=planned.get(name))
-            resources = use[name]
+            memory_mb = most_memory_mb(site, self.settings.lease) or None
+            resources = replace(use[name], job_memory_mb=memory_mb)
             named = self.settings.lease.partitions
             if why := site.why_whole_nodes(named, name):
                 resources = replace(resources, closed=f"where {why}")
@@ -439,6 +448,24 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             except SchedulerError:
                 pass  # Slurm is asked again later
         return self._step_watch.ended
+
+    def _held(self, lease_jobs: Mapping[str, LeaseJob]) -> set[str]:
+        """Return the leases of slots that were given up while their job has the host for
+        others.
+        """
+        in_use = {
+            job.part.job
+            for lease, job in lease_jobs.items()
+            if job.part is not None and job.alive and lease not in self.ledger.given_up
+        }
+        return {
+            lease
+            for lease, job in lease_jobs.items()
+            if lease in self.ledger.given_up
+            and job.part is not None
+            and kind_of(job.part.node)
+            and job.part.job in in_use
+        }
 
     def _has_submitted(self, job: SlurmJob) -> bool:
         """Return whether the job has the id that sbatch returned for a lease in its name."""

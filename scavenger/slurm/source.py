@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from scavenger.batch.commands import CommandError, Commands, failure
+from scavenger.batch.groups import leases_in
 from scavenger.batch.lease_ledger import LeaseJob
-from scavenger.interface import SchedulerError
+from scavenger.interface import SchedulerError, kind_of
 from scavenger.slurm.bindings import PyslurmSource
 from scavenger.slurm.parse import (
     OF_THIS_CLUSTER,
@@ -136,14 +137,15 @@ IDS_PER_QUERY = 500
 
 
 def missing(expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> dict[str, str]:
-    """Return lease id → its job, for leases that have not ended and are not in ``own``. Leases that
-    share a job are excluded, because a single node of theirs can be released.
+    """Return lease id → its job, for leases that have not ended and are not in ``own``. Leases on
+    nodes of a shared job are excluded, because a single node can be released.
     """
-    return {
-        lease: job.lease.scheduler_id
+    jobs = {
+        lease: job.part.job if job.part is not None else job.lease.scheduler_id
         for lease, job in expected.items()
-        if lease not in own and job.alive and job.part is None and job.lease.scheduler_id
+        if lease not in own and job.alive and (job.part is None or kind_of(job.part.node))
     }
+    return {lease: job for lease, job in jobs.items() if job}
 
 
 def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> None:
@@ -160,8 +162,12 @@ def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> 
     pairs = list(jobs.items())
     for start in range(0, len(pairs), IDS_PER_QUERY):
         batch = dict(pairs[start : start + IDS_PER_QUERY])
-        name_by_id = _those_there(commands, prefix, list(batch.values()))
-        existing = [lease for lease, job in batch.items() if name_by_id.get(job) == prefix + lease]
+        name_by_id = _those_there(commands, prefix, list(dict.fromkeys(batch.values())))
+        leases_of = {
+            job: leases_in(name[len(prefix) :]) or (name[len(prefix) :],)
+            for job, name in name_by_id.items()
+        }
+        existing = [lease for lease, job in batch.items() if lease in leases_of.get(job, ())]
         if existing:
             raise SchedulerError(
                 f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which "

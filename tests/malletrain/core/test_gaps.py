@@ -128,3 +128,22 @@ def test_a_slot_that_was_rejected_is_left_out_of_its_host():
     gaps.seen(dict.fromkeys(SLOTS[:2], (None, "gpu")), 1.0)
     requests = gaps.ask({Pool("gpu", ""): 2}, gaps.open((), ("",), 1.0), 1.0)
     assert requests.now == {"": ("c1/gpu.0",)}
+
+
+def test_a_host_of_which_one_owner_may_not_have_all_goes_to_one_owner():
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}), rejected_s=300.0)
+    gaps.rejected("c1/gpu.1", "ann", 0.0)
+    gaps.seen(dict.fromkeys(SLOTS[:2], (None, "gpu")), 1.0)
+    numbers = {Pool("gpu", "ann"): 1, Pool("gpu", "bob"): 1}
+    requests = gaps.ask(numbers, gaps.open((), ("ann", "bob"), 1.0), 1.0)
+    assert requests.now == {"ann": ("c1/gpu.0",)}
+
+
+@pytest.mark.parametrize(("room", "count"), [(1, 0), (2, 2), (3, 2), (4, 4)])
+def test_an_owner_has_no_more_leases_for_want_of_whole_hosts(room, count):
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}))
+    gaps.seen(dict.fromkeys(SLOTS, (None, "gpu")), 0.0)
+    left = {"": room}
+    requests = gaps.ask({Pool("gpu", ""): 4}, gaps.open((), ("",), 0.0), 0.0, left)
+    assert len(requests.now.get("", ())) == count
+    assert left == {"": room - count}

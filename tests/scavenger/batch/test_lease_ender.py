@@ -231,13 +231,23 @@ def slots(scheduler):
     return made
 
 
+TERM = ("--signal=TERM",)
+
+
 def test_a_slot_alone_ends_its_step_and_the_last_ones_the_job(slots, scheduler):
     assert give_up(slots, "l2") is None
     assert give_up(slots, "l2") is None, "once"
-    assert scheduler.cancels == [(["8.2"], ())]
+    assert scheduler.cancels == [(["8.2"], TERM)]
     assert give_up(slots, "l1", "l3") is None
     assert scheduler.cancels[1:] == [(["8"], ())]
     assert scheduler.shrunk == []
+
+
+def test_a_step_that_does_not_leave_is_killed(slots, scheduler):
+    give_up(slots, "l2")
+    job = slots.ledger.jobs["l2"]
+    assert slots.cancel([job], GRACE_S, GRACE_S + CANCEL_RETRY_S) is None
+    assert scheduler.cancels == [(["8.2"], TERM), (["8.2"], ())]
 
 
 def test_all_slots_together_end_the_job(slots, scheduler):
@@ -259,7 +269,7 @@ def test_a_refused_end_of_a_step_is_tried_again(slots, scheduler):
     assert [ids for ids, _ in scheduler.cancels] == [["8.2"], ["8.2"]]
 
 
-def test_slots_that_are_to_leave_are_signalled_by_their_steps(slots, scheduler):
-    signal = ("--signal=TERM",)
-    slots.ask({"l1": "its node is wanted", "l3": "its node is wanted"}, signal, GRACE_S, 0.0)
-    assert scheduler.cancels == [(["8.1", "8.3"], signal)]
+def test_slots_of_a_host_leave_together(slots, scheduler):
+    slots.ask({"l1": "its node is wanted"}, TERM, GRACE_S, 0.0)
+    assert scheduler.cancels == [(["8.1", "8.2", "8.3"], TERM)]
+    assert set(slots.leave_requests) == {"l1", "l2", "l3"}

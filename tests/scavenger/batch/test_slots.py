@@ -64,7 +64,7 @@ def test_a_slot_is_idle_if_everything_that_it_has_is(use, kind, expected):
         (True, {"closed": "where jobs have whole nodes"}, {}, [0, 1]),
         (False, {}, {}, []),  # a job uses some of it
         (True, {}, {"c1/gpu2.1": LeasedSlot("l1", False)}, []),  # its job waits for the host
-        (False, {}, {"c1/gpu2.1": LeasedSlot("l1", True)}, []),  # the other one is held
+        (False, {}, {"c1/gpu2.1": LeasedSlot("l1", True)}, []),  # the other one is held by it
     ],
 )
 def test_slots_of_a_kind_with_whole_hosts_are_idle_together(host_idle, why, leased, expected):

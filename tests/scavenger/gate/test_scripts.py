@@ -104,6 +104,18 @@ def test_a_lease_that_runs_something_else_does_not(argv, env):
     assert refused(host_script(RULES.template, SLOT, [one.part for one in some]))
 
 
+@pytest.mark.parametrize(
+    "node", ["#CHOICE", "#AMOUNTS", "#SLOTS", "'", "c1/gpu.0'", "c1", "c1/gpu.0;id", "c1/gpu.0 c2"]
+)
+def test_slots_have_names_of_slots(node, tmp_path):
+    env = {"MALLETRAIN_X": "$(: >mine)"}
+    slots = [lease_spec(**env).part._replace(node=name) for name in (node, "c1/gpu.1")]
+    script = host_script(RULES.template, SLOT, slots)
+    assert refused(script)
+    run(script.decode(), tmp_path)
+    assert not (tmp_path / "mine").exists()
+
+
 @pytest.mark.parametrize("word", ["--overlap", "--gres=gpu:1;id", "--chdir=/", "x", "--mem=1G"])
 def test_slots_ask_for_their_amounts_only(word):
     slots = [lease_spec().part._replace(node="c1/gpu.0")]

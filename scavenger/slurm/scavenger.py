@@ -333,8 +333,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             i: job.lease for i, job in lease_jobs.items() if job.lease.state is LeaseState.RUNNING
         }
         given_up = self.ledger.given_up.keys()
-        held = self._held(lease_jobs)
-        running = {i: lease for i, lease in running.items() if i not in held}
+        unused_slots = self._unused_slots(lease_jobs)
+        running = {i: lease for i, lease in running.items() if i not in unused_slots}
         leaving = {
             i
             for i, lease in running.items()
@@ -345,7 +345,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         limited = (
             self._limits.update(
                 jobs.pending,
-                {lease: job for lease, job in own.items() if lease not in held},
+                {lease: job for lease, job in own.items() if lease not in unused_slots},
                 s.lease,
                 s.owner,
                 now,
@@ -449,7 +449,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
                 pass  # Slurm is asked again later
         return self._step_watch.ended
 
-    def _held(self, lease_jobs: Mapping[str, LeaseJob]) -> set[str]:
+    def _unused_slots(self, lease_jobs: Mapping[str, LeaseJob]) -> set[str]:
         """Return the leases of slots that were given up while their job has the host for
         others.
         """

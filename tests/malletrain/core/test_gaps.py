@@ -143,7 +143,7 @@ def test_a_host_of_which_one_owner_may_not_have_all_goes_to_one_owner():
 def test_an_owner_has_no_more_leases_for_want_of_whole_hosts(room, count):
     gaps = Gaps(whole_host_classes=frozenset({"gpu"}))
     gaps.seen(dict.fromkeys(SLOTS, (None, "gpu")), 0.0)
-    left = {"": room}
-    requests = gaps.ask({Pool("gpu", ""): 4}, gaps.open((), ("",), 0.0), 0.0, left)
+    remaining = {"": room}
+    requests = gaps.ask({Pool("gpu", ""): 4}, gaps.open((), ("",), 0.0), 0.0, remaining)
     assert len(requests.now.get("", ())) == count
-    assert left == {"": room - count}
+    assert remaining == {"": room - count}

@@ -102,8 +102,8 @@ def test_a_main_job_that_slurm_is_about_to_start_on_a_host_gets_all_of_it(hosts,
     steps = (1,) if failed else (0, 1)
     for _ in range(5):
         hosts.poll(due(hosts), steps=steps)
-    asked = " ".join(f"70.{number}" for number in steps)
-    assert hosts.cancels[failed:] == [f"{TERM} {asked}"]
+    signalled_steps = " ".join(f"70.{number}" for number in steps)
+    assert hosts.cancels[failed:] == [f"{TERM} {signalled_steps}"]
 
 
 @pytest.mark.parametrize("message", ["Job violates accounting/QOS policy (job submit limit)"])

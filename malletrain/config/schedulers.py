@@ -481,8 +481,8 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
         if check_distinct(value) and info.data.get("lease_shape") != "single":
             raise PydanticCustomError(
                 "slots",
-                'slots need lease_shape = "single"; remove lease_shape. Those of a host share a job '
-                "if their kind has whole_host = true",
+                'slots need lease_shape = "single"; remove lease_shape. Those of a host share one '
+                "job if their kind has whole_host = true",
             )
         return value
 

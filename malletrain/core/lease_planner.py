@@ -129,9 +129,9 @@ def _within(shortage: Counter[Pool], room: Mapping[str, int]) -> Counter[Pool]:
     remaining: dict[str, int] = {}
     allowed: Counter[Pool] = Counter()
     for pool, count in sorted(shortage.items(), key=lambda item: item[0].order):
-        left = remaining.setdefault(pool.owner, room[pool.owner])
-        allowed[pool] = min(count, max(0, left))
-        remaining[pool.owner] = left - allowed[pool]
+        limit = remaining.setdefault(pool.owner, room[pool.owner])
+        allowed[pool] = min(count, max(0, limit))
+        remaining[pool.owner] = limit - allowed[pool]
     return +allowed
 
 

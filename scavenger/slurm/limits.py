@@ -274,8 +274,8 @@ def at_limit(
             if _counts(job, lease_job.user, lease_job.account, options):
                 lease_by_job.setdefault(_counted_as(lease_job), lease)
         leave = list(lease_by_job.values())[: job.nodes]
-        left = {_counted_as(running[lease]) for lease in leave}
-        running = {i: own_job for i, own_job in running.items() if _counted_as(own_job) not in left}
+        ending = {_counted_as(running[lease]) for lease in leave}
+        running = {i: each for i, each in running.items() if _counted_as(each) not in ending}
         if leave:
             demand.needed_leases[job.id] = leave
     return demand

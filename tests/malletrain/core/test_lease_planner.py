@@ -384,3 +384,19 @@ def test_slots_of_whole_hosts_are_reclaimed_together(shares, reclaimed):
     state.leases_due = True
     commands = plan(shares).review(1.0)
     assert [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes] == reclaimed
+
+
+def test_a_slot_waits_for_those_of_its_host_that_are_on_their_way():
+    seen = Gaps(whole_host_classes=frozenset({"gpu"}), lease_wait_s=100.0)
+    state, plan = planner(
+        ("", HOSTS[2]), jobs=(job("j", 1, 9),), settings=WHOLE, seen=seen, node_class="gpu"
+    )
+    state.plan_made()
+    leases = plan({"j": 0})
+    seen.seen({HOSTS[3]: (None, "gpu")}, 1.0)
+    assert seen.ask({Pool("gpu"): 1}, seen.open((), ("",), 1.0), 1.0).now == {"": (HOSTS[3],)}
+    assert leases.review(10.0) == [], "its job runs, but not all agents have reported"
+    state.node_joined(NodeJoined(HOSTS[3], node_class="gpu"), 12.0)
+    seen.joined(HOSTS[3], "")
+    assert leases.review(20.0) == []
+    assert leases.review(22.0) == [ReleaseLeases((HOSTS[2], HOSTS[3]))]

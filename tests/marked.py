@@ -1,10 +1,16 @@
 """Finds the processes that a test has started by a variable in their environment, wherever they are
-now, and ends them with the test.
+now, and ends them with the test, also if that is killed.
+
+    python -m tests.marked TOKEN      ends those of a session after a line, or the end, of its input
 """
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -33,3 +39,23 @@ def end(token: str) -> None:
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+@contextlib.contextmanager
+def session(token: str) -> Iterator[None]:
+    """End all processes of a session at its end, or when this process has ended."""
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "tests.marked", token],
+        stdin=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.communicate(b"\n")
+
+
+if __name__ == "__main__":
+    sys.stdin.readline()
+    end(sys.argv[1])

@@ -218,9 +218,9 @@ def session(
     token = str(folder)
     made = Session({**variables, marked.MARK: token}, inside, folder)
     try:
-        yield made
+        with marked.session(token):
+            yield made
     finally:
-        marked.end(token)
         for terminal in made.terminals:
             terminal.wait()
 

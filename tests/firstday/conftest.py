@@ -29,8 +29,8 @@ def person(installed) -> Iterator[Person]:
     variables = {**plain_variables(home, installed / "bin"), marked.MARK: str(home)}
     somebody = Person(work, variables)
     try:
-        yield somebody
+        with marked.session(str(home)):
+            yield somebody
+            somebody.leave()
     finally:
-        somebody.leave()
-        marked.end(str(home))
         shutil.rmtree(home, ignore_errors=True)

@@ -69,18 +69,20 @@ class GpuRun:
     """Seconds from the submission of each job to its first command."""
 
 
-def workload(hosts: int, minutes: float, load: float, seed: int, held: int = 0) -> list[MainJob]:
-    """Return jobs that request ``load`` of the GPU-seconds on average, without the ``held`` GPUs of
-    each host.
+def workload(
+    hosts: int, minutes: float, load: float, seed: int, held_gpus: int = 0
+) -> list[MainJob]:
+    """Return jobs that request ``load`` of the GPU-seconds on average, without those of the
+    ``held_gpus`` GPUs of each host.
     """
 
     def draw(rng: random.Random) -> MainJob:
         run_s = min(MAX_RUN_S, max(MIN_RUN_S, rng.lognormvariate(4.2, 0.7)))
         arrival = rng.uniform(0, 60 * minutes)
-        gpus = rng.choice([size for size in SIZES if size <= GPUS - held])
+        gpus = rng.choice([size for size in SIZES if size <= GPUS - held_gpus])
         return MainJob(arrival, 1, run_s, (*resources(gpus), "--time=5"), gpus)
 
-    return drawn(load * hosts * (GPUS - held) * 60 * minutes, draw, seed)
+    return drawn(load * hosts * (GPUS - held_gpus) * 60 * minutes, draw, seed)
 
 
 def resources(gpus: int) -> tuple[str, ...]:
@@ -142,15 +144,15 @@ def account(run: GpuRun, worked: Mapping[str, Intervals], per_lease: int) -> dic
 
 
 def replay(
-    slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: float, held: int = 0
+    slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: float, held_gpus: int = 0
 ) -> GpuRun:
-    """Run the main jobs beside those that have the ``held`` GPUs of each host. The account covers
-    the time in which they arrive.
+    """Run the main jobs beside those that have the ``held_gpus`` GPUs of each host. The account
+    covers the time in which they arrive.
     """
     begin, records = main_jobs.replay(slurm, jobs, out, 60 * minutes)
     now, delays = time.time(), []
     used: dict[str, list[tuple[float, float, int]]] = {
-        node: [(begin, now, held)] if held else [] for node in slurm.nodes
+        node: [(begin, now, held_gpus)] if held_gpus else [] for node in slurm.nodes
     }
     for job, record in zip(jobs, records, strict=True):
         assert record.started is not None
@@ -177,7 +179,7 @@ def cluster(root: Path, hosts: int) -> SlurmCluster:
 
 
 def beside(
-    root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slots: bool, held: int = 0
+    root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slots: bool, held_gpus: int = 0
 ) -> Any:
     """Return the figures of a replay beside MalleTrain.
 
@@ -187,7 +189,7 @@ def beside(
         jobs: the main jobs.
         minutes: time in which they arrive.
         slots: whether leases are slots; otherwise whole nodes.
-        held: GPUs of each host that one main job has all the time.
+        held_gpus: GPUs of each host that one main job has all the time.
     """
     root.mkdir()
     config = CONFIG.replace("{shape}", "single").replace("{lease_nodes}", "2")
@@ -198,8 +200,8 @@ def beside(
         with running_daemon(root, slurm, config) as state:
             spans = submit_stubs(root, state, ("one", "two"), units)
             slurm.until(lambda: len(spans_of(spans)) == units, "stubs have worked everywhere")
-            hold(slurm, held)
-            run = replay(slurm, jobs, root / "out", minutes, held)
+            hold(slurm, held_gpus)
+            run = replay(slurm, jobs, root / "out", minutes, held_gpus)
             with Connection.of(state) as client:
                 status = client.status()
         worked = {name.replace("_", "/", 1): each for name, each in spans_of(spans).items()}
@@ -213,9 +215,9 @@ def beside(
     }
 
 
-def measure(hosts: int, minutes: float, load: float, seed: int, held: int) -> dict[str, Any]:
+def measure(hosts: int, minutes: float, load: float, seed: int, held_gpus: int) -> dict[str, Any]:
     """Return the figures of ``--slurm``."""
-    jobs = workload(hosts, minutes, load, seed, held)
+    jobs = workload(hosts, minutes, load, seed, held_gpus)
     root = Path(tempfile.mkdtemp(prefix="mt-slots-", dir="/tmp"))
     root.chmod(0o755)
     try:
@@ -225,10 +227,10 @@ def measure(hosts: int, minutes: float, load: float, seed: int, held: int) -> di
             "gpus": hosts * GPUS,
             "minutes": minutes,
             "main_jobs": len(jobs),
-            "held_gpus_of_each_host": held,
+            "held_gpus_of_each_host": held_gpus,
             "target": TARGET,
-            "slots": beside(root / "slots", hosts, jobs, minutes, True, held),
-            "whole_nodes": beside(root / "nodes", hosts, jobs, minutes, False, held),
+            "slots": beside(root / "slots", hosts, jobs, minutes, True, held_gpus),
+            "whole_nodes": beside(root / "nodes", hosts, jobs, minutes, False, held_gpus),
         }
     finally:
         shutil.rmtree(root, ignore_errors=True)

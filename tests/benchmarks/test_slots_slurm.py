@@ -42,7 +42,7 @@ def test_main_jobs_request_the_load():
 
 
 def test_main_jobs_fit_beside_the_gpus_that_are_held():
-    jobs = workload(4, 5.0, 0.6, 1, held=2)
+    jobs = workload(4, 5.0, 0.6, 1, held_gpus=2)
     assert {job.gpus for job in jobs} == {1, 2}
     requested_s = sum(job.gpus * job.seconds for job in jobs)
     assert 0.6 <= requested_s / (4 * 2 * 300) <= 0.6 + 2 * 200 / (4 * 2 * 300)

@@ -61,9 +61,9 @@ def standing(tmp_path_factory):
         yield made
 
 
-def trained_once(embedded, job):
+def seen_once(embedded, job):
     """The job has trained on every sample, and on none again but in the first step of a round that
-    ended before a worker had said that it saves on request.
+    ended before a worker had said that it saves on request. Returns how many may be repeated.
     """
     repeats = BATCH * len(embedded.events("drain-without-snapshot", job))
     seen = Counter(
@@ -71,6 +71,12 @@ def trained_once(embedded, job):
     )
     assert len(seen) == SAMPLES
     assert sum(seen.values()) <= SAMPLES + repeats
+    return repeats
+
+
+def trained_once(embedded, job):
+    """As seen_once, and the daemon has counted every sample."""
+    repeats = seen_once(embedded, job)
     # The last reports of those that were stopped count, too.
     assert SAMPLES <= embedded.job(job).samples <= SAMPLES + repeats
 

@@ -11,7 +11,7 @@ from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState, kind_of
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
-from tests.integration.test_main_job import COUNTING, trained_once
+from tests.integration.test_main_job import COUNTING, seen_once
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import TELL, scavenger
 
@@ -253,5 +253,6 @@ def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
         (site.work / "go").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"
         assert site.job(job).tries == 0
-        trained_once(site, job)
+        # The agent of a lease that Slurm ends may not get to pass the last reports on.
+        seen_once(site, job)
         site.until(lambda: not slurm.leases(), "every lease is given back")

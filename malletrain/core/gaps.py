@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -331,22 +331,27 @@ class Gaps:
             offers.items(),
             key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
         ):
+            if name in decided:
+                continue
             owner_counts = waiting.get(info.pool.node_class, {})
+            together = groups.get(name, (name,))
+
+            def may_have_it(
+                owner: str, name: str = name, together: Sequence[str] = together
+            ) -> bool:
+                if not self.fits(name, owner, now):
+                    return False
+                size = sum(self.fits(n, owner, now) for n in together)
+                return room is None or size <= room[owner]
+
             owner = next(
-                (
-                    each
-                    for each, count in owner_counts.items()
-                    if count > 0 and self.fits(name, each, now)
-                ),
+                (each for each, count in owner_counts.items() if count > 0 and may_have_it(each)),
                 None,
             )
-            if owner is None or name in decided:
+            if owner is None:
                 continue
-            together = groups.get(name, (name,))
             decided.update(together)
             names = [n for n in together if self.fits(n, owner, now)]
-            if room is not None and len(names) > room[owner]:
-                continue
             owner_counts[owner] = owner_counts.pop(owner) - len(names)  # move the owner to the end
             if self._max_new_leases < 1:
                 later[Pool(info.pool.node_class, owner)] += len(names)

@@ -231,7 +231,7 @@ class LeasePlanner:
             shortage -= Counter(Pool(offers[name].pool.node_class, owner) for name in names)
         if may_reclaim and +shortage:
             shortage = self._worth_taking(shortage, everything, now)
-            commands += self._reclaim(shortage, spare, imagined, now)
+            commands += self._reclaim(shortage, spare, imagined, now, room)
         return commands
 
     def _room(self, coming: Counter[str]) -> dict[str, int] | None:
@@ -241,7 +241,7 @@ class LeasePlanner:
         max_leases = self._settings.max_leases_per_owner
         if not max_leases:
             return None
-        room = defaultdict(lambda: max_leases)
+        room: dict[str, int] = defaultdict(lambda: max_leases)
         for owner, count in coming.items():
             room[owner] -= count
         for node in self._state.nodes.values():
@@ -309,17 +309,15 @@ class LeasePlanner:
         """Remove those of the ``due`` nodes that are ``spare`` (pool → number), and return them."""
         state = self._state
         released: list[str] = []
-        groups, coming = self._leased_together(), self._gaps.coming(state.nodes)
+        groups, incomplete = self._host_groups()
         for name in due:
             if name not in state.nodes:  # released with another slot of its host
                 continue
             node, names = state.nodes[name], groups.get(name, (name,))
             next_review = now + max(1.0, self._settings.release_after_s)
             # Those of a host are given back all together or not at all.
-            all_idle = state.idle.issuperset(names) and not (
-                name in groups and any(host_of(n) == host_of(name) for n in coming)
-            )
-            if spare[node.pool] < len(names) or not all_idle:
+            is_complete = name not in groups or host_of(name) not in incomplete
+            if spare[node.pool] < len(names) or not is_complete or not state.idle.issuperset(names):
                 state.keep_idle(name, next_review)
             elif (review_at := max(state.nodes[n].review_at for n in names)) > now:
                 state.keep_idle(name, review_at)
@@ -333,33 +331,50 @@ class LeasePlanner:
                     state.node_gone(each)
         return tuple(released)
 
-    def _leased_together(self) -> dict[str, tuple[str, ...]]:
-        """Return slot → the slots with which it is given back."""
+    def _host_groups(self) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+        """Return slot → the slots with which it is given back, and the hosts of which slots are
+        still on their way.
+        """
         if not (classes := self._settings.whole_host_classes):
-            return {}
+            return {}, set()
         leased = {name: node.info for name, node in self._state.nodes.items()}
-        return host_groups(leased, classes)
+        incomplete = {host_of(name) for name in self._gaps.coming(self._state.nodes)}
+        return host_groups(leased, classes), incomplete
 
     def _reclaim(
-        self, lacking: Counter[Pool], spare: Counter[Pool], imagined: Plan, now: float
+        self,
+        lacking: Counter[Pool],
+        spare: Counter[Pool],
+        imagined: Plan,
+        now: float,
+        room: dict[str, int] | None,
     ) -> list[Command]:
-        """Take nodes from owners whose jobs have less use for them; ``lacking`` and ``spare``: pool
-        → number.
+        """Take nodes from owners whose jobs have less use for them.
 
         A reclaimed node goes back to the main scheduler. Its next owner requests a lease like any
         other.
+
+        Args:
+            lacking: pool → number of nodes that it lacks.
+            spare: pool → number of nodes that it can spare.
+            imagined: the hypothetical plan.
+            now: time on the shell's clock.
+            room: owner → number of leases that the owner may still have; None: no limit.
         """
         state, settings = self._state, self._settings
         reclaimed: list[str] = []
-        together = self._leased_together()
+        groups, incomplete = self._host_groups()
         for name in sorted(state.usable, key=lambda n: (state.nodes[n].job is not None, n)):
-            node, names = state.nodes[name], together.get(name, (name,))
+            node, names = state.nodes[name], groups.get(name, (name,))
+            if name in groups and host_of(name) in incomplete:
+                continue
             needy = next(
                 (
                     p
                     for p in lacking
                     if lacking[p] > 0
                     and p.node_class == node.pool.node_class
+                    and (room is None or len(names) <= room[p.owner])
                     and all(self._gaps.may_have(n, p.owner, now) for n in names)
                 ),
                 None,
@@ -370,6 +385,8 @@ class LeasePlanner:
                 continue
             lacking[needy] -= len(names)
             spare[node.pool] -= len(names)
+            if room is not None:
+                room[needy.owner] -= len(names)
             reclaimed += names
             until = now + self._longest_way_s
             for each in names:

@@ -111,6 +111,8 @@ class LeaseEnder:
         """Running lease → (time at which it was asked to leave, reason)."""
         self._cancelled: dict[str, float] = {}
         """Lease → time at which the scheduler accepted its cancel."""
+        self._signalled: set[str] = set()
+        """Leases of slots that were given up and whose step has received SIGTERM."""
         self._refused: dict[str, float] = {}
         """Job without a lease → time at which the scheduler refused its cancel."""
 
@@ -122,6 +124,7 @@ class LeaseEnder:
         self._cancelled = {
             lease: at for lease, at in self._cancelled.items() if now - at < RECORD_LIFETIME_S
         }
+        self._signalled &= self._cancelled.keys()
         self._refused = {
             lease: at for lease, at in self._refused.items() if now - at < REFUSED_RETRY_S
         }
@@ -199,15 +202,17 @@ class LeaseEnder:
             if job.part is not None and (step := steps.get((job.part.job, job.part.node)))
         }
         # A step that is cancelled is killed at once. It has its time to leave first.
-        again = {lease for lease in step_of if lease in self._cancelled}
-        first = [step for lease, step in step_of.items() if lease not in again]
-        results = (
-            self.submitter.cancel(first, ASK_TO_LEAVE),
-            self.submitter.cancel([step_of[lease] for lease in again]),
-        )
-        problem = next((r.problem for r in results if r.problem is not None), None)
-        if problem is None:
-            self._cancelled.update((job.lease.id, now) for job in leaving)
+        again = [lease for lease in step_of if lease in self._signalled]
+        first = [lease for lease in step_of if lease not in self._signalled]
+        without_step = [job.lease.id for job in leaving if job.lease.id not in step_of]
+        self._cancelled.update(dict.fromkeys(without_step, now))
+        problem = None
+        for leases, options in ((first, ASK_TO_LEAVE), (again, ())):
+            result = self.submitter.cancel([step_of[lease] for lease in leases], options)
+            problem = result.problem or problem
+            if result.problem is None:
+                self._cancelled.update(dict.fromkeys(leases, now))
+                self._signalled.update(leases)
         return problem
 
     def _shrink(self, name: str, leaving: Sequence[LeaseJob]) -> Shrink | None:
@@ -278,7 +283,10 @@ class LeaseEnder:
         return {
             lease: "another lease of its job has to leave"
             for lease, job in self.ledger.jobs.items()
-            if job.alive and (part := _removable(job)) is not None and part.job in ending_jobs
+            if job.alive
+            and lease not in self.ledger.given_up
+            and (part := _removable(job)) is not None
+            and part.job in ending_jobs
         }
 
     def _signal(

@@ -210,7 +210,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
 about all nodes together are in :func:`choose`.
 """
 
-RESERVE, AT_ONCE = "reserve", "at once"
+RESERVE, AT_ONCE, HOST = "reserve", "at once", "host"
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,9 @@ def choose(
         limit: (maximum number of further leases, why); None: no limit.
     """
     gaps = [node for node in nodes if node.idle and passes(node, rules, now)]
+    left_alone = {
+        node.unit for node in nodes if node.unit and node.idle and not passes(node, rules, now)
+    }
     usable = (
         len(
             {
@@ -265,11 +268,14 @@ def choose(
         else 0
     )
     gaps.sort(key=lambda node: -_or_endless(horizon(node)))
+    exclusions: dict[str, tuple[str, str]] = {}
     units: dict[str, list[NodeFacts]] = {}
     for node in gaps:
-        units.setdefault(node.unit or node.name, []).append(node)
+        if node.unit in left_alone:
+            exclusions[node.name] = (HOST, "another slot of its host is left alone")
+        else:
+            units.setdefault(node.unit or node.name, []).append(node)
     chosen = list(units.values())
-    exclusions: dict[str, tuple[str, str]] = {}
     bounds = []
     if rules.reserve:
         sentence = (

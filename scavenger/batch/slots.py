@@ -350,33 +350,23 @@ def _reserved_mb(kinds: Iterable[SlotKind], leased: Mapping[str, LeasedSlot]) ->
 
 def kind_finding(
     kind: SlotKind,
-    hosts: Mapping[str, Amounts],
+    hosts: Mapping[str, HostResources],
     table: str,
     where: str = "",
-    parts: Mapping[str, Mapping[str, DeviceParts]] = NO_HOSTS,
 ) -> tuple[bool, str]:
     """Return (works, sentence) about whether hosts can have such slots, for ``malletrain check``.
 
     Args:
         kind: the kind.
-        hosts: host → what it has in all, for the hosts on which leases can run.
+        hosts: host → its resources, for the hosts on which leases can run.
         table: the scheduler's table of the configuration, such as ``scheduler.slurm``.
         where: where leases run, such as a partition; empty: everywhere.
-        parts: host → its :attr:`HostResources.parts`.
     """
-    usable = {name: total for name, total in hosts.items() if kind.covers(name)}
+    usable = {name: use.total for name, use in hosts.items() if kind.covers(name)}
     needs = f"A slot of kind {kind.name} is {described(kind.amounts)}"
     if not usable:
         return False, f"{needs}, but none of its hosts is in {where or 'this machine'}."
-    able = [
-        count
-        for name, total in usable.items()
-        if (
-            count := capacity(
-                total, kind.amounts, {of: p.total for of, p in parts.get(name, {}).items()}
-            )
-        )
-    ]
+    able = [count for name in usable if (count := slots_of_host(kind, hosts[name]))]
     if able:
         return (
             True,

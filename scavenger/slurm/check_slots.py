@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.slots import HostResources, SlotKind, capacity, kind_finding
+from scavenger.batch.slots import HostResources, SlotKind, kind_finding, slots_of_host
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
+from scavenger.slurm.limits import most_memory_mb
 from scavenger.slurm.site import SlurmSite
 
 _MIG = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
@@ -56,6 +58,8 @@ def slot_findings(
         yield False, f"What the hosts have cannot be read: {error}"
         return
     lease = settings.lease
+    memory_mb = most_memory_mb(site, lease) or None
+    hosts = {name: replace(use, job_memory_mb=memory_mb) for name, use in hosts.items()}
     partitions = site.partitions_of_leases(lease.partitions)
     in_partition = frozenset[str]().union(*(partition.nodes for partition in partitions))
     if partitions:
@@ -127,8 +131,7 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
 
 def _fits(kind: SlotKind, name: str, use: HostResources) -> bool:
     """Return whether the host could have a slot of the kind if it were empty."""
-    totals = {resource: parts.total for resource, parts in use.parts.items()}
-    return kind.covers(name) and capacity(use.total, kind.amounts, totals) > 0
+    return kind.covers(name) and slots_of_host(kind, use) > 0
 
 
 def _whole_nodes(
@@ -159,15 +162,13 @@ def _whole_nodes(
 def _kind_finding(
     kind: SlotKind, hosts: Mapping[str, HostResources], lease: SlurmLeaseOptions
 ) -> Finding:
-    usable = {name: use.total for name, use in hosts.items()}
-    parts = {name: use.parts for name, use in hosts.items()}
     where = lease.partition or "any partition"
-    works, sentence = kind_finding(kind, usable, "scheduler.slurm", where, parts)
+    works, sentence = kind_finding(kind, hosts, "scheduler.slurm", where)
     types = {
         resource.removeprefix("gpu:")
-        for name, total in usable.items()
+        for name, use in hosts.items()
         if kind.covers(name)
-        for resource in total
+        for resource in use.total
         if resource.startswith("gpu:")
     }
     untyped = "gpu" in kind.amounts and not any(r.startswith("gpu:") for r in kind.amounts)

@@ -79,18 +79,29 @@ def read_hosts(text: str) -> dict[str, HostResources]:
         free = values.get("FreeMem", "")
         parts = divided(total, used, values.get("GresUsed", ""))
         free_mb = int(free) if free.isdecimal() else None
-        threads = values.get("ThreadsPerCore", "1")
         hosts[name] = HostResources(
             total,
             used,
             closed=closed,
-            threads_per_core=int(threads) if threads.isdecimal() else 1,
+            threads_per_core=processors_of_a_core(values),
             parts=parts,
             free_memory_mb=free_mb,
         )
     if not hosts:
         raise SchedulerError("scontrol show node lists no node.")
     return hosts
+
+
+def processors_of_a_core(values: Mapping[str, str]) -> int:
+    """Return how many of a node's processors are one core, from the fields of its line. A site can
+    configure cores as processors although they have several threads.
+    """
+    names = ("CPUTot", "Sockets", "CoresPerSocket", "ThreadsPerCore")
+    numbers = [int(text) if (text := values.get(name, "")).isdecimal() else 0 for name in names]
+    if not all(numbers):
+        return 1
+    processors, sockets, cores, threads = numbers
+    return max(1, min(threads, processors // (sockets * cores)))
 
 
 def _unreadable(line: str) -> SchedulerError:

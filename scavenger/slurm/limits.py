@@ -274,17 +274,18 @@ def at_limit(
             if _counts(job, lease_job.user, lease_job.account, options):
                 lease_by_job.setdefault(_counted_as(lease_job), lease)
         leave = list(lease_by_job.values())[: job.nodes]
-        ending = {_counted_as(running[lease]) for lease in leave}
-        running = {i: each for i, each in running.items() if _counted_as(each) not in ending}
         if leave:
+            ending = {_counted_as(running[lease]) for lease in leave}
+            running = {i: each for i, each in running.items() if _counted_as(each) not in ending}
             demand.needed_leases[job.id] = leave
     return demand
 
 
 def _counted_as(job: SlurmJob) -> str:
     """Return the job, or the part of a job, that ends when a lease leaves."""
-    part = job.part
-    return part.job if part is not None and kind_of(part.node) else job.id
+    if job.part is None:
+        return job.id
+    return job.part.job if kind_of(job.part.node) else job.part.id
 
 
 def _limit_of(job: SlurmJob) -> tuple[str, ...]:

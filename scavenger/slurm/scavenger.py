@@ -308,7 +308,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
-        ask_of_missing(self.commands, s.prefix, missing(expected, own))
+        listed = {job.id for job in jobs.ours}
+        ask_of_missing(self.commands, s.prefix, missing(expected, own, listed))
         own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
         facts = node_facts(nodes, jobs, reservations, own, self._idle_since, now)
         if s.slots:

@@ -10,7 +10,7 @@ was truncated, and none of it is used, because it lacks jobs of others too.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal, Protocol
 
 from scavenger.batch.commands import CommandError, Commands, failure
@@ -136,16 +136,23 @@ def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmS
 IDS_PER_QUERY = 500
 
 
-def missing(expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> dict[str, str]:
-    """Return lease id → its job, for leases that have not ended and are not in ``own``. Leases on
+def missing(
+    expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob], listed: Container[str] = ()
+) -> dict[str, str]:
+    """Return lease id → its job, for leases that have not ended and whose job is missing. Leases on
     nodes of a shared job are excluded, because a single node can be released.
+
+    Args:
+        expected: lease id → its job at the previous poll.
+        own: lease id → its job in the answer.
+        listed: the jobs of the answer that have names of ours.
     """
     jobs = {
         lease: job.part.job if job.part is not None else job.lease.scheduler_id
         for lease, job in expected.items()
         if lease not in own and job.alive and (job.part is None or kind_of(job.part.node))
     }
-    return {lease: job for lease, job in jobs.items() if job}
+    return {lease: job for lease, job in jobs.items() if job and job not in listed}
 
 
 def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> None:

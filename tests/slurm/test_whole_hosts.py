@@ -12,7 +12,7 @@ import pytest
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.slurm.job import SlurmLeaseOptions
-from tests.integration.test_main_job import COUNTING, trained_once
+from tests.integration.test_main_job import COUNTING, seen_once
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import LEAVE, TELL, gaps, scavenger
 from tests.slurm.test_slots import SHARED
@@ -162,5 +162,5 @@ def test_a_main_job_takes_all_slots_of_a_host_and_the_training_goes_on(cluster, 
         (site.work / "go").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"
         assert site.job(job).tries == 0
-        trained_once(site, job)
+        seen_once(site, job)
         site.until(lambda: not slurm.leases(), "every lease is given back")

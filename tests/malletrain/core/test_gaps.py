@@ -147,3 +147,12 @@ def test_an_owner_has_no_more_leases_for_want_of_whole_hosts(room, count):
     requests = gaps.ask({Pool("gpu", ""): 4}, gaps.open((), ("",), 0.0), 0.0, remaining)
     assert len(requests.now.get("", ())) == count
     assert remaining == {"": room - count}
+
+
+def test_an_owner_without_room_for_a_host_leaves_it_to_the_others():
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}))
+    gaps.seen(dict.fromkeys(SLOTS, (None, "gpu")), 0.0)
+    numbers = {Pool("gpu", "ann"): 1, Pool("gpu", "bob"): 4}
+    remaining = {"ann": 1, "bob": 100}
+    requests = gaps.ask(numbers, gaps.open((), ("ann", "bob"), 0.0), 0.0, remaining)
+    assert requests.now == {"bob": tuple(SLOTS[:4])}

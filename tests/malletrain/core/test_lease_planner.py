@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -400,3 +401,30 @@ def test_a_slot_waits_for_those_of_its_host_that_are_on_their_way():
     seen.joined(HOSTS[3], "")
     assert leases.review(20.0) == []
     assert leases.review(22.0) == [ReleaseLeases((HOSTS[2], HOSTS[3]))]
+
+
+@pytest.mark.parametrize(("most", "reclaimed"), [(0, HOSTS[:2]), (2, HOSTS[:2]), (1, [])])
+def test_a_host_is_reclaimed_only_for_an_owner_who_may_have_so_many_leases(most, reclaimed):
+    settings = replace(WHOLE, max_leases_per_owner=most)
+    state, plan = planner(
+        *(("alice", slot) for slot in HOSTS), jobs=(A, B), settings=settings, node_class="gpu"
+    )
+    state.leases_due = True
+    commands = plan({"a": 2, "b": 1}).review(1.0)
+    assert [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes] == reclaimed
+
+
+def test_a_host_is_not_reclaimed_before_all_of_its_slots_have_joined():
+    seen = Gaps(whole_host_classes=frozenset({"gpu"}), lease_wait_s=100.0)
+    state, plan = planner(
+        *(("alice", slot) for slot in HOSTS[:3]),
+        jobs=(A, B),
+        settings=WHOLE,
+        seen=seen,
+        node_class="gpu",
+    )
+    seen.seen({HOSTS[3]: (None, "gpu")}, 0.0)
+    seen.ask({Pool("gpu", "alice"): 1}, seen.open((), ("alice",), 0.0), 0.0)
+    state.leases_due = True
+    commands = plan({"a": 1, "b": 2}).review(1.0)
+    assert [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes] == HOSTS[:2]

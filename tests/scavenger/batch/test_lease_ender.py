@@ -273,3 +273,19 @@ def test_slots_of_a_host_leave_together(slots, scheduler):
     slots.ask({"l1": "its node is wanted"}, TERM, GRACE_S, 0.0)
     assert scheduler.cancels == [(["8.1", "8.2", "8.3"], TERM)]
     assert set(slots.leave_requests) == {"l1", "l2", "l3"}
+
+
+def test_a_step_that_begins_after_its_lease_was_given_up_has_its_time_to_leave(slots, scheduler):
+    step = slots.all_steps.pop(("8", "c1/gpu.2"))
+    give_up(slots, "l2")
+    job, later = slots.ledger.jobs["l2"], GRACE_S + CANCEL_RETRY_S
+    slots.all_steps["8", "c1/gpu.2"] = step
+    slots.cancel([job], GRACE_S, later)
+    slots.cancel([job], GRACE_S, 2 * later)
+    assert scheduler.cancels == [(["8.2"], TERM), (["8.2"], ())]
+
+
+def test_slots_that_were_given_up_are_not_signalled_again(slots, scheduler):
+    give_up(slots, "l2")
+    slots.ask({"l1": "its node is wanted"}, TERM, GRACE_S, 1.0)
+    assert scheduler.cancels == [(["8.2"], TERM), (["8.1", "8.3"], TERM)]

@@ -294,3 +294,14 @@ def test_the_part_of_a_host_that_a_slot_is():
     names = [*(f"a/gpu.{n}" for n in range(4)), "b/gpu.0", "b/cpu.0", "b/cpu.1", "whole"]
     assert parts_of_hosts(names) == {"gpu": 0.25, "cpu": 0.5}
     assert parts_of_hosts(["n1", "n2"]) == {}
+
+
+def test_a_host_of_which_a_slot_is_left_alone_is_left_alone():
+    facts = [
+        NodeFacts(f"c1/gpu2.{n}", "idle", idle=True, idle_since=since, kind="gpu2", unit="c1")
+        for n, since in enumerate((0.0, 90.0))
+    ]
+    choice = choose(facts, GapRules(idle_for_s=30.0, min_free_s=0.0), 100.0, lambda _: None)
+    assert choice.gaps == ()
+    assert choice.exclusions["c1/gpu2.0"][1] == "another slot of its host is left alone"
+    assert len(choose(facts, GapRules(idle_for_s=5.0), 100.0, lambda _: None).gaps) == 2

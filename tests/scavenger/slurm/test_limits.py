@@ -42,6 +42,21 @@ def test_the_slots_of_a_host_count_as_the_one_job_that_they_are(count, leave):
     assert at_limit(jobs.pending, own, SlurmLeaseOptions(), "me").needed_leases == {"1": leave}
 
 
+def test_the_nodes_of_a_block_count_each():
+    block = world.job("RUNNING", 70, f"{PREFIX}l1-5", account="phys", nodes="n[1-5]", batch="n1")
+    lines = [
+        world.job("PENDING", n, "big", account="phys", count=count, reason="AssocGrpNodeLimit")
+        for n, count in ((1, 3), (2, 2))
+    ]
+    jobs = read_jobs("".join([*lines, block]), "MARK", PREFIX)
+    nodes = {f"l{n}": f"n{n}" for n in range(1, 6)}
+    own = {
+        job.name[len(PREFIX) :]: job for job in split_by_lease(jobs.ours, PREFIX, nodes.get, {"me"})
+    }
+    demand = at_limit(jobs.pending, own, SlurmLeaseOptions(), "me")
+    assert demand.needed_leases == {"1": ["l1", "l2", "l3"], "2": ["l4", "l5"]}
+
+
 @pytest.mark.parametrize(
     ("reason", "more", "leave"),
     [

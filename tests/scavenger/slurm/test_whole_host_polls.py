@@ -106,6 +106,31 @@ def test_a_main_job_that_slurm_is_about_to_start_on_a_host_gets_all_of_it(hosts,
     assert hosts.cancels[failed:] == [f"{TERM} {signalled_steps}"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "count"), [("UNLIMITED", 4), ("2000", 4), ("1999", 2), ("999", 0)]
+)
+def test_slots_fit_into_the_memory_that_one_job_may_have(tmp_path, limit, count):
+    hosts = Hosts(tmp_path)
+    partitions = world.PARTITIONS.replace("State=UP", f"MaxMemPerNode={limit} State=UP")
+    hosts.slurm.file("partitions", partitions)
+    one = hosts.slurm.ready(slots=(KIND,))
+    assert len(world.names(one.poll())) == count
+    [(works, sentence)] = [found for found in one.check() if "A slot of kind pair" in found[1]]
+    assert works is (count > 0)
+    assert not count or sentence.endswith(f"2 of 2 hosts can have such slots, {count} in all.")
+
+
+def test_a_job_that_is_where_its_slots_are_not_makes_no_poll_fail(hosts):
+    """It is ended as one that nobody needs."""
+    hosts.take()
+    hosts.poll()
+    hosts.slurm.queue(
+        world.job("RUNNING", "70", f"{world.PREFIX}l1-2", nodes="n2", end=200_000, batch="n2")
+    )
+    hosts.one.poll()
+    assert "scancel 70" in hosts.cancels
+
+
 @pytest.mark.parametrize("message", ["Job violates accounting/QOS policy (job submit limit)"])
 def test_a_job_of_a_host_is_not_halved_at_a_limit(hosts, message):
     hosts.slurm.tools.runs("sbatch", f"echo 'sbatch: error: {message}' >&2; exit 1")

@@ -121,6 +121,7 @@ def test_a_block_runs(place, tmp_path):
 
 def test_a_block_that_is_wrong_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setitem(BLOCKS, "wrong.md:1", "import malletrain\nmalletrain.no_such_name(1)\n")
+    monkeypatch.chdir(tmp_path)  # restored afterwards
     with pytest.raises(AttributeError):
         run("wrong.md:1", settings.nothing, "True", tmp_path)
 

@@ -16,9 +16,11 @@ from tests.waiting import until
 ME, OTHER = Member("n1", "h", "a"), Member("n2", "h", "b")
 PROGRAM = f"""#!{sys.executable}
 import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (print("left", file=log, flush=True), sys.exit(0)))
-log = open({{log!r}}, "a")
-print("runs", os.getpid(), *sys.argv[1:3], sys.argv[-1], file=log, flush=True)
+log = os.open({{log!r}}, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+def note(*words):
+    os.write(log, (" ".join(map(str, words)) + "\\n").encode())  # also within a signal handler
+signal.signal(signal.SIGTERM, lambda *_: (note("left"), sys.exit(0)))
+note("runs", os.getpid(), *sys.argv[1:3], sys.argv[-1])
 while not os.path.exists({{end!r}}):
     time.sleep(0.01)
 sys.exit(1)

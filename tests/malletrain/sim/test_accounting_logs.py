@@ -176,7 +176,7 @@ def test_runs_of_requeued_jobs_count_and_the_command_asks_for_them(tmp_path):
     assert "with --duplicates only" in note
     assert " --duplicates " in COMMAND
     help_of_command = CliRunner().invoke(main, ["assess", "--help"]).output
-    for text in (help_of_command, Path("docs/assess.md").read_text()):
+    for text in (help_of_command, (Path(__file__).parents[3] / "docs/assess.md").read_text()):
         assert "sacct --allusers --allocations --duplicates --parsable2" in " ".join(text.split())
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from malletrain.agent.stacks import handles_signal, stack_file_holders
+from malletrain.agent.stacks import RESPONSE_TIMEOUT_S, handles_signal, stack_file_holders
 from malletrain.client import Connection
 from malletrain.protocol import messages
 from malletrain.protocol.job_files import STACKS_SIGNAL
@@ -284,10 +284,12 @@ class Site:
         for agent in self.agents().values():
             for folder in Path(tempfile.gettempdir()).glob(f"malletrain-*-{agent.pid}-*/job-*"):
                 files |= stack_file_holders(folder)
-        for pid in filter(handles_signal, files.values()):
-            os.kill(pid, STACKS_SIGNAL)
-        if files:
-            time.sleep(2.0)  # one that is stopped writes nothing
+        sizes = {p: p.stat().st_size for p, pid in files.items() if handles_signal(pid)}
+        for path in sizes:
+            os.kill(files[path], STACKS_SIGNAL)
+        deadline = time.monotonic() + RESPONSE_TIMEOUT_S  # one that is stopped writes nothing
+        while any(p.stat().st_size == n for p, n in sizes.items()) and time.monotonic() < deadline:
+            time.sleep(0.05)
         stacks = [f"{path.parent.name}/{path.name}:\n{tail(path, 60)}" for path in files]
         return "\n".join([self.daemon_log(), *stacks])
 

@@ -86,12 +86,19 @@ def submissions(config: Config, owner: str) -> Iterator[Submission]:
 
 def _to_slurm(config: Config, owner: str) -> Iterator[Submission]:
     from malletrain.daemon.site.backends import slurm_lease_memory_mb, slurm_settings
-    from scavenger.slurm.job import batch_script, sbatch
+    from scavenger.interface import slot_name
+    from scavenger.slurm.job import batch_script, host_script, sbatch, sbatch_host, step_options
 
     settings = slurm_settings(config)
-    memory_mb = 0 if settings.slots else slurm_lease_memory_mb(config)
+    whole = any(slot.whole_host for slot in settings.slots) or not settings.slots
+    memory_mb = slurm_lease_memory_mb(config) if whole else 0
     for slot in settings.slots or (None,):
         spec = _lease(settings.prefix, owner, slot)
+        if slot is not None and slot.whole_host:
+            part = spec.part._replace(node=slot_name(spec.host, slot.name, 0))
+            script = host_script(settings.template, step_options(slot.amounts), [part])
+            yield _words(slot), sbatch_host(settings, [spec], memory_mb), script
+            continue
         script = batch_script(settings.template, spec.argv, spec.env, False, True)
         yield _words(slot), sbatch(settings, spec, False, memory_mb), script
 

@@ -74,6 +74,12 @@ class SlotSection(Section):
     nodes: Words = key(
         [], description='Hosts with slots of this kind, such as "gpu[01-16]"; empty: all.'
     )
+    whole_host: bool = key(
+        False,
+        description="Whether one job of the scheduler has a whole host and runs the leases of all "
+        "its slots of this kind, as machines need on which jobs have whole nodes. The slots of a "
+        "host are leased and given back together. With Slurm only.",
+    )
 
     @field_validator("name")
     @classmethod
@@ -137,7 +143,7 @@ def check_distinct(value: list[SlotSection]) -> list[SlotSection]:
 def check_plain(value: list[SlotSection]) -> list[SlotSection]:
     """Return the kinds of slots of a scheduler that is not Slurm. Raises PydanticCustomError."""
     for kind in check_distinct(value):
-        for key_name in ("gpu_type", "gres", "free_memory"):
+        for key_name in ("gpu_type", "gres", "free_memory", "whole_host"):
             if getattr(kind, key_name) not in ("", [], 0.0):
                 raise PydanticCustomError(
                     "slots",
@@ -475,7 +481,8 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
         if check_distinct(value) and info.data.get("lease_shape") != "single":
             raise PydanticCustomError(
                 "slots",
-                'a lease of a slot is a job of its own; remove lease_shape, or set it to "single"',
+                'slots need lease_shape = "single"; remove lease_shape. Those of a host share one '
+                "job if their kind has whole_host = true",
             )
         return value
 

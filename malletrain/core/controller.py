@@ -100,7 +100,7 @@ class Controller:
         self.last_plan: Plan | None = None
         self.trainers = Trainers(s.trainers)
         self._planner = planner = partial(plan_each_trainer, planner) if s.trainers else planner
-        self.gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
+        self.gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s, s.whole_host_classes)
         self.goals = GoalKeeper(self.state, self.gaps, s)
         self.shares = Shares(self.state, s.shares)
         self.queue = AdmissionQueue(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from scavenger.backoff import Backoff
 from scavenger.hostlist import named
+from scavenger.interface import host_of, kind_of
 
 FREE_FAILURES = 2
 """Number of failed starts in a row that cause no pause."""
@@ -55,7 +56,9 @@ class _OwnersStarts:
     by_node: dict[str, FailedStart] = field(default_factory=dict)
     """Node → newest failure, if no agent has reported from there since."""
     nodes: set[str] = field(default_factory=set)
-    """Nodes on which starts failed since the last one that succeeded anywhere."""
+    """Nodes, or hosts of slots, on which starts failed since the last one that succeeded
+    anywhere.
+    """
 
 
 class FailedStarts:
@@ -82,11 +85,14 @@ class FailedStarts:
         if starts is None:
             backoff = Backoff(FIRST_PAUSE_S, self._max_pause_s, FREE_FAILURES, TOGETHER_S)
             starts = self._owners[owner] = _OwnersStarts(backoff)
+        # Slots of one host fail together: the first one says what the others do.
+        is_known = bool(kind_of(node)) and host_of(node) in starts.nodes
         starts.in_a_row += 1
-        starts.nodes.add(node)
+        starts.nodes.add(host_of(node))
         starts.by_node.pop(node, None)  # the newest comes last
         starts.by_node[node] = FailedStart(node, reason, now)
-        starts.backoff.refused(now, reason)
+        if not is_known:
+            starts.backoff.refused(now, reason)
 
     def started(self, owner: str, node: str) -> None:
         """Note that the agent of a lease of ``owner`` on ``node`` has reported."""

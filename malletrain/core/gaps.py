@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from malletrain.core.failed_starts import FailedStarts
 from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.settings import ControllerSettings
 from scavenger.backoff import Backoff, doubled_s
+from scavenger.interface import host_of
 
 FIRST_NODE_PAUSE_S = 4.0
 """Time for which a node is not requested after its second failure in a row, seconds. It doubles
@@ -38,6 +39,25 @@ def least_horizon_s(settings: ControllerSettings) -> float:
     lease or its minimum charge, or the site wants longer leases.
     """
     return max(settings.min_horizon_s, settings.due_s)
+
+
+def host_groups(
+    nodes: Mapping[str, PoolNode], whole_host_classes: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return slot → the slots of its host and pool, itself among them, for the slots that are
+    leased and given back together.
+
+    Args:
+        nodes: nodes and slots.
+        whole_host_classes: classes of slots of which a job has all those of a host.
+    """
+    if not whole_host_classes:
+        return {}
+    groups: dict[tuple[str, Pool], list[str]] = {}
+    for name, info in nodes.items():
+        if info.pool.node_class in whole_host_classes:
+            groups.setdefault((host_of(name), info.pool), []).append(name)
+    return {name: tuple(sorted(group)) for group in groups.values() for name in group}
 
 
 class Asked(NamedTuple):
@@ -61,6 +81,8 @@ class Gaps:
     """Time after which a request without a lease is forgotten."""
     rejected_s: float = 300.0
     """Time for which a rejected node is not requested."""
+    whole_host_classes: frozenset[str] = frozenset()
+    """Classes of slots that are requested for all of a host together."""
     failed_starts: FailedStarts = field(init=False)
     """Leases from which no agent reported."""
     _seen: dict[str, PoolNode] = field(default_factory=dict)
@@ -279,40 +301,64 @@ class Gaps:
             self._by_class = Counter(info.pool.node_class for info in nodes.values())
         return self._by_class
 
-    def ask(self, counts: Mapping[Pool, int], offers: Mapping[str, PoolNode], now: float) -> Asked:
+    def ask(
+        self,
+        counts: Mapping[Pool, int],
+        offers: Mapping[str, PoolNode],
+        now: float,
+        room: dict[str, int] | None = None,
+    ) -> Asked:
         """Choose nodes, those with the longest horizons first, and store the requests. Several
-        owners of one class take turns.
+        owners of one class take turns. If a class has whole hosts, the other offers of a chosen
+        slot's host are chosen too.
 
         Args:
             counts: pool → number of nodes.
             offers: the gaps that may be requested.
             now: time on the shell's clock.
+            room: owner → number of leases that the owner may still have, which is reduced by those
+                that are requested; None: no limit. It matters for slots that are requested
+                together, of which there may be more than ``counts``.
         """
         waiting: dict[str, dict[str, int]] = {}
         for pool, count in sorted(counts.items(), key=lambda item: item[0].order):
             waiting.setdefault(pool.node_class, {})[pool.owner] = count
         chosen: dict[str, list[str]] = {}
         later: Counter[Pool] = Counter()
+        decided: set[str] = set()
+        groups = host_groups(offers, self.whole_host_classes)
         for name, info in sorted(
             offers.items(),
             key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
         ):
+            if name in decided:
+                continue
             owner_counts = waiting.get(info.pool.node_class, {})
+            together = groups.get(name, (name,))
+
+            def may_have_it(
+                owner: str, name: str = name, together: Sequence[str] = together
+            ) -> bool:
+                if not self.fits(name, owner, now):
+                    return False
+                size = sum(self.fits(n, owner, now) for n in together)
+                return room is None or size <= room[owner]
+
             owner = next(
-                (
-                    each
-                    for each, count in owner_counts.items()
-                    if count > 0 and self.fits(name, each, now)
-                ),
+                (each for each, count in owner_counts.items() if count > 0 and may_have_it(each)),
                 None,
             )
             if owner is None:
                 continue
-            owner_counts[owner] = owner_counts.pop(owner) - 1  # move the owner to the end
+            decided.update(together)
+            names = [n for n in together if self.fits(n, owner, now)]
+            owner_counts[owner] = owner_counts.pop(owner) - len(names)  # move the owner to the end
             if self._max_new_leases < 1:
-                later[Pool(info.pool.node_class, owner)] += 1
+                later[Pool(info.pool.node_class, owner)] += len(names)
                 continue
             self._max_new_leases -= 1
-            chosen.setdefault(owner, []).append(name)
-            self._requests[name] = (now, info, owner)
+            if room is not None:
+                room[owner] -= len(names)
+            chosen.setdefault(owner, []).extend(names)
+            self._requests.update({n: (now, offers[n], owner) for n in names})
         return Asked({owner: tuple(names) for owner, names in chosen.items()}, later)

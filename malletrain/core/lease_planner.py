@@ -16,18 +16,19 @@ and runs a backfill cycle, then the new lease starts. Two rules follow for recla
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReclaimNodes, ReleaseLeases, TakeLeases
-from malletrain.core.gaps import Gaps
+from malletrain.core.gaps import Gaps, host_groups
 from malletrain.core.planning import Candidate, Plan, Planner
 from malletrain.core.pools import Pool, PoolNode, by_class
 from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
+from scavenger.interface import host_of
 
 MAX_MEASUREMENTS = 5
 """Number of last measurements whose median is the expected time."""
@@ -123,6 +124,17 @@ def _carefully(candidate: Candidate, tried: int | None) -> Candidate:
     return candidate.but(max_nodes=min(candidate.max_nodes, max_size))
 
 
+def _within(shortage: Counter[Pool], room: Mapping[str, int]) -> Counter[Pool]:
+    """Return ``shortage`` (pool → nodes), limited to the leases that each owner may still have."""
+    remaining: dict[str, int] = {}
+    allowed: Counter[Pool] = Counter()
+    for pool, count in sorted(shortage.items(), key=lambda item: item[0].order):
+        limit = remaining.setdefault(pool.owner, room[pool.owner])
+        allowed[pool] = min(count, max(0, limit))
+        remaining[pool.owner] = limit - allowed[pool]
+    return +allowed
+
+
 def _lacking(
     plan: Plan,
     everything: Mapping[str, PoolNode],
@@ -209,33 +221,32 @@ class LeasePlanner:
         commands: list[Command] = []
         if released := self._release(due, spare, now):
             commands.append(ReleaseLeases(released))
-        shortage = self._allowed(shortage, Counter(owner for _, owner in coming.values()))
-        requests = gaps.ask(shortage, offers, now)
+        room = self._room(Counter(owner for _, owner in coming.values()))
+        if room is not None:
+            shortage = _within(shortage, room)
+        requests = gaps.ask(shortage, offers, now, room)
         shortage -= requests.later
         for owner, names in requests.now.items():
             commands.append(TakeLeases(names, owner))
             shortage -= Counter(Pool(offers[name].pool.node_class, owner) for name in names)
         if may_reclaim and +shortage:
             shortage = self._worth_taking(shortage, everything, now)
-            commands += self._reclaim(shortage, spare, imagined, now)
+            commands += self._reclaim(shortage, spare, imagined, now, room)
         return commands
 
-    def _allowed(self, shortage: Counter[Pool], coming: Counter[str]) -> Counter[Pool]:
-        """Return ``shortage`` (pool → nodes), limited so that no owner has too many leases.
+    def _room(self, coming: Counter[str]) -> dict[str, int] | None:
+        """Return owner → number of leases that the owner may still have; None if there is no limit.
         ``coming``: owner → nodes on their way.
         """
         max_leases = self._settings.max_leases_per_owner
         if not max_leases:
-            return shortage
-        room = {owner: max_leases - count for owner, count in coming.items()}
+            return None
+        room: dict[str, int] = defaultdict(lambda: max_leases)
+        for owner, count in coming.items():
+            room[owner] -= count
         for node in self._state.nodes.values():
-            room[node.owner] = room.get(node.owner, max_leases) - 1
-        allowed: Counter[Pool] = Counter()
-        for pool, count in sorted(shortage.items(), key=lambda item: item[0].order):
-            owner = pool.owner
-            allowed[pool] = min(count, max(0, room.get(owner, max_leases)))
-            room[owner] = room.get(owner, max_leases) - allowed[pool]
-        return +allowed
+            room[node.owner] -= 1
+        return room
 
     def _must_keep(self, node: NodeRecord, now: float) -> bool:
         """Return whether to keep the node's lease, because it has not lasted its minimum time and
@@ -296,58 +307,91 @@ class LeasePlanner:
 
     def _release(self, due: list[str], spare: Counter[Pool], now: float) -> tuple[str, ...]:
         """Remove those of the ``due`` nodes that are ``spare`` (pool → number), and return them."""
-        released = []
+        state = self._state
+        released: list[str] = []
+        groups, incomplete = self._host_groups()
         for name in due:
-            node = self._state.nodes[name]
+            if name not in state.nodes:  # released with another slot of its host
+                continue
+            node, names = state.nodes[name], groups.get(name, (name,))
             next_review = now + max(1.0, self._settings.release_after_s)
-            if spare[node.pool] <= 0:
-                self._state.keep_idle(name, next_review)
-            elif self._must_keep(node, now):
-                self._state.keep_idle(name, min(next_review, node.due_until))
+            # Those of a host are given back all together or not at all.
+            is_complete = name not in groups or host_of(name) not in incomplete
+            if spare[node.pool] < len(names) or not is_complete or not state.idle.issuperset(names):
+                state.keep_idle(name, next_review)
+            elif (review_at := max(state.nodes[n].review_at for n in names)) > now:
+                state.keep_idle(name, review_at)
+            elif any(self._must_keep(state.nodes[n], now) for n in names):
+                due_until = max(state.nodes[n].due_until for n in names)
+                state.keep_idle(name, min(next_review, due_until))
             else:
-                spare[node.pool] -= 1
-                released.append(name)
-                self._state.node_gone(name)
+                spare[node.pool] -= len(names)
+                released += names
+                for each in names:
+                    state.node_gone(each)
         return tuple(released)
 
+    def _host_groups(self) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+        """Return slot → the slots with which it is given back, and the hosts of which slots are
+        still on their way.
+        """
+        if not (classes := self._settings.whole_host_classes):
+            return {}, set()
+        leased = {name: node.info for name, node in self._state.nodes.items()}
+        incomplete = {host_of(name) for name in self._gaps.coming(self._state.nodes)}
+        return host_groups(leased, classes), incomplete
+
     def _reclaim(
-        self, lacking: Counter[Pool], spare: Counter[Pool], imagined: Plan, now: float
+        self,
+        lacking: Counter[Pool],
+        spare: Counter[Pool],
+        imagined: Plan,
+        now: float,
+        room: dict[str, int] | None,
     ) -> list[Command]:
-        """Take nodes from owners whose jobs have less use for them; ``lacking`` and ``spare``: pool
-        → number.
+        """Take nodes from owners whose jobs have less use for them.
 
         A reclaimed node goes back to the main scheduler. Its next owner requests a lease like any
         other.
+
+        Args:
+            lacking: pool → number of nodes that it lacks.
+            spare: pool → number of nodes that it can spare.
+            imagined: the hypothetical plan.
+            now: time on the shell's clock.
+            room: owner → number of leases that the owner may still have; None: no limit.
         """
         state, settings = self._state, self._settings
-        reclaimed = []
+        reclaimed: list[str] = []
+        groups, incomplete = self._host_groups()
         for name in sorted(state.usable, key=lambda n: (state.nodes[n].job is not None, n)):
-            node = state.nodes[name]
-            job = state.jobs.get(node.job or "")
+            node, names = state.nodes[name], groups.get(name, (name,))
+            if name in groups and host_of(name) in incomplete:
+                continue
             needy = next(
                 (
                     p
                     for p in lacking
                     if lacking[p] > 0
                     and p.node_class == node.pool.node_class
-                    and self._gaps.may_have(name, p.owner, now)
+                    and (room is None or len(names) <= room[p.owner])
+                    and all(self._gaps.may_have(n, p.owner, now) for n in names)
                 ),
                 None,
             )
-            if needy is None or spare[node.pool] <= 0 or self._must_keep(node, now):
+            if needy is None or spare[node.pool] < len(names) or name in reclaimed:
                 continue
-            if job and (
-                job.guaranteed_until > now
-                or self._bidders.stays(job, now)
-                or name in imagined.nodes.get(job.submitted.job, ())
-            ):
+            if not all(self._is_reclaimable(n, imagined, now) for n in names):
                 continue
-            lacking[needy] -= 1
-            spare[node.pool] -= 1
-            reclaimed.append(name)
+            lacking[needy] -= len(names)
+            spare[node.pool] -= len(names)
+            if room is not None:
+                room[needy.owner] -= len(names)
+            reclaimed += names
             until = now + self._longest_way_s
-            self._gaps.promise(name, node.ownerless_info, needy.owner, until)
-            self._way.begins(name, needy.owner, now)
+            for each in names:
+                self._gaps.promise(each, state.nodes[each].ownerless_info, needy.owner, until)
+                self._way.begins(each, needy.owner, now)
         if not reclaimed:
             return []
         for name in reclaimed:
@@ -355,3 +399,17 @@ class LeasePlanner:
                 state.plan_soon(now + settings.notice_wait(settings.reclaim_s))
         self._reclaim_at = now + settings.reclaim_every_s
         return [ReclaimNodes(tuple(reclaimed), settings.reclaim_s)]
+
+    def _is_reclaimable(self, name: str, imagined: Plan, now: float) -> bool:
+        """Return whether the node may be taken from its owner: its lease need not last longer, and
+        its job does not keep it in the hypothetical plan or by a guarantee.
+        """
+        node = self._state.nodes[name]
+        if self._must_keep(node, now):
+            return False
+        job = self._state.jobs.get(node.job or "")
+        return job is None or not (
+            job.guaranteed_until > now
+            or self._bidders.stays(job, now)
+            or name in imagined.nodes.get(job.submitted.job, ())
+        )

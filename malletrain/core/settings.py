@@ -189,6 +189,10 @@ class ControllerSettings:
     """Weight of samples beyond a deadline's need, relative to those of other jobs."""
     min_lease_s: float = defaults.MIN_LEASE_S
     """Minimum duration of a lease that the site wants."""
+    whole_host_classes: frozenset[str] = frozenset()
+    """Classes of slots of which a job of the main scheduler has all those of a host, so that they
+    are leased and given back together.
+    """
     max_leases_per_owner: int = defaults.MAX_LEASES_PER_OWNER
     """Maximum number of leases of one owner at once; 0 for no limit."""
     profiling: ProfilingSettings | None = None

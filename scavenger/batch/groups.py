@@ -1,4 +1,5 @@
-"""Leases that share one job of the main scheduler: an array of one-node tasks, or a block of nodes.
+"""Leases that share one job of the main scheduler: an array of one-node tasks, a block of nodes, or
+the slots of a host that the job has as a whole.
 
 All other modules treat a lease as one node, whatever its job looks like. This module decides which
 leases can share a job, the name of that job, and which lease belongs to each of its nodes. Pure.
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
+
+from scavenger.interface import kind_of
 
 Shape = Literal["single", "array", "block"]
 """``single``: one job per lease. ``array``: one task of a job array per lease. ``block``: one node
@@ -36,11 +39,20 @@ class PartOf(NamedTuple):
     job: str
     """The main scheduler's id of the job."""
     node: str
-    """Node of the lease in the job."""
+    """Node or slot of the lease in the job."""
     first: bool = False
-    """Whether the job's own script runs on this node. Such a node is released last."""
+    """Whether the job's own script runs on this node. Such a node is released last. Never set for
+    a slot: those of a host are released together.
+    """
     removable: bool = False
-    """Whether the job can release this node separately."""
+    """Whether the lease can end before the job: it releases this node, or the step of this slot
+    ends.
+    """
+
+    @property
+    def ends_with_others(self) -> bool:
+        """Whether the other leases of the job have to leave with this one."""
+        return self.first or bool(kind_of(self.node))
 
     @property
     def id(self) -> str:

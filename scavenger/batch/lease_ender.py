@@ -21,7 +21,7 @@ from scavenger.batch.groups import PartOf, is_unknown
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.rules import NodeFacts, hours_sentence, span
 from scavenger.batch.submission import Shrink, Submitter
-from scavenger.interface import Lease, LeaseState, SchedulerError
+from scavenger.interface import Lease, LeaseState, SchedulerError, kind_of
 
 
 def must_leave(
@@ -73,7 +73,8 @@ MIN_LEAVE_S = 2.0
 saves a snapshot in that time.
 """
 RECORD_LIFETIME_S = 3600.0
-
+ASK_TO_LEAVE = ("--signal=TERM",)
+"""Options of scancel with which a step is not killed."""
 
 Steps = Callable[[Collection[str]], Mapping[tuple[str, str], str]]
 """Job ids → (job, node) → id of the step there that can be signalled separately. Raises
@@ -110,6 +111,8 @@ class LeaseEnder:
         """Running lease → (time at which it was asked to leave, reason)."""
         self._cancelled: dict[str, float] = {}
         """Lease → time at which the scheduler accepted its cancel."""
+        self._signalled: set[str] = set()
+        """Leases of slots that were given up and whose step has received SIGTERM."""
         self._refused: dict[str, float] = {}
         """Job without a lease → time at which the scheduler refused its cancel."""
 
@@ -121,6 +124,7 @@ class LeaseEnder:
         self._cancelled = {
             lease: at for lease, at in self._cancelled.items() if now - at < RECORD_LIFETIME_S
         }
+        self._signalled &= self._cancelled.keys()
         self._refused = {
             lease: at for lease, at in self._refused.items() if now - at < REFUSED_RETRY_S
         }
@@ -152,6 +156,8 @@ class LeaseEnder:
         for name, members in removable.items():
             if (shrink := self._shrink(name, members)) is None:
                 jobs_to_end.setdefault(WholeJob(name, members[0].user), []).extend(members)
+            elif any(job.part is not None and kind_of(job.part.node) for job in members):
+                problem = self._end_steps(members, now) or problem
             elif shrink.released:
                 if failed := self.submitter.shrink(shrink):
                     problem = failed
@@ -182,6 +188,32 @@ class LeaseEnder:
             (member.lease.id, now) for member in refused if is_unknown(member.lease.id)
         )
         return result.problem or problem
+
+    def _end_steps(self, leaving: Sequence[LeaseJob], now: float) -> CommandError | None:
+        """End the steps of slots whose job goes on with other slots. Return the error, None if
+        there is none.
+        """
+        steps = self._steps_of(job.lease.id for job in leaving)
+        if steps is None:  # the next poll tries again
+            return None
+        step_of = {
+            job.lease.id: WholeJob(step, job.user)
+            for job in leaving
+            if job.part is not None and (step := steps.get((job.part.job, job.part.node)))
+        }
+        # A step that is cancelled is killed at once. It has its time to leave first.
+        again = [lease for lease in step_of if lease in self._signalled]
+        first = [lease for lease in step_of if lease not in self._signalled]
+        without_step = [job.lease.id for job in leaving if job.lease.id not in step_of]
+        self._cancelled.update(dict.fromkeys(without_step, now))
+        problem = None
+        for leases, options in ((first, ASK_TO_LEAVE), (again, ())):
+            result = self.submitter.cancel([step_of[lease] for lease in leases], options)
+            problem = result.problem or problem
+            if result.problem is None:
+                self._cancelled.update(dict.fromkeys(leases, now))
+                self._signalled.update(leases)
+        return problem
 
     def _shrink(self, name: str, leaving: Sequence[LeaseJob]) -> Shrink | None:
         """Return the nodes that a job releases when the leases ``leaving`` end; None if it ends as
@@ -244,14 +276,17 @@ class LeaseEnder:
 
     def _leases_of_ending_jobs(self, leave: Mapping[str, str]) -> dict[str, str]:
         """Return lease → why it has to leave, for the other leases of jobs whose first node is
-        leaving.
+        leaving, and of jobs that have a whole host, which is free only when all have left.
         """
         parts = [_removable(job) for lease in leave if (job := self.ledger.jobs.get(lease))]
-        ending_jobs = {part.job for part in parts if part is not None and part.first}
+        ending_jobs = {part.job for part in parts if part is not None and part.ends_with_others}
         return {
-            lease: "the first node of its job is wanted"
+            lease: "another lease of its job has to leave"
             for lease, job in self.ledger.jobs.items()
-            if job.alive and (part := _removable(job)) is not None and part.job in ending_jobs
+            if job.alive
+            and lease not in self.ledger.given_up
+            and (part := _removable(job)) is not None
+            and part.job in ending_jobs
         }
 
     def _signal(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scavenger.batch.groups import packs
+from scavenger.batch.groups import MAX_LEASES_PER_JOB, packs
 from scavenger.batch.lease_ledger import LeaseLedger
 from scavenger.batch.poll_result import PollConclusions, SiteT
 from scavenger.batch.rules import why_not
@@ -73,6 +73,8 @@ def lease_spec(
         env["MALLETRAIN_SLOT"] = request.node.removeprefix(f"{host_of(request.node)}/")
         env["MALLETRAIN_SLOT_CPUS"] = str(slot.amounts[CPUS])
         env["MALLETRAIN_SLOT_MEMORY_MB"] = str(slot.amounts[MEMORY_MB])
+        if slot.whole_host:  # the batch script sees the GPUs of the host
+            env["MALLETRAIN_GPUS"] = str(slot.devices)
     # The files in output_dir belong to this process's user.
     output = (
         s.output_dir / f"{request.id}.out"
@@ -111,13 +113,26 @@ def not_yet(pack: Sequence[LeaseSpec], error: SchedulerError) -> list[Lease]:
 
 
 def packed(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]:
-    """Return which leases share a job, at most ``max_leases``: those of one owner and one class of
-    nodes.
+    """Return which leases share a job: at most ``max_leases`` of one owner and one class of nodes,
+    and all slots of a host whose kind has whole hosts.
     """
+    whole = [spec for spec in specs if spec.has_whole_host]
+    pack_by_host: dict[str, list[LeaseSpec]] = {}
+    for pack in _packs(whole, MAX_LEASES_PER_JOB):  # several if their names are too long for one
+        pack_by_host.setdefault(pack[0].host, pack)
+    others = [spec for spec in specs if not spec.has_whole_host]
+    return [*_packs(others, max_leases), *pack_by_host.values()]
+
+
+def _packs(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]:
     return packs(
         specs,
         max_leases,
         lambda spec: spec.lease,
-        lambda spec: (spec.owner, spec.env["MALLETRAIN_NODE_CLASS"]),
+        lambda spec: (
+            spec.owner,
+            spec.env["MALLETRAIN_NODE_CLASS"],
+            spec.host if spec.has_whole_host else "",
+        ),
         lambda spec: spec.limit_s,
     )

@@ -47,6 +47,8 @@ class NodeFacts(NamedTuple):
     """Why running jobs have to leave, if an administrator takes the node out of service."""
     kind: str = ""
     """Kind of the slot; empty: a whole node."""
+    unit: str = ""
+    """Host, if its slots are leased together; empty: it is leased alone."""
     beside: str = ""
     """Why no slot of this kind may be beside the jobs on the host."""
     memory: str = ""
@@ -208,7 +210,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
 about all nodes together are in :func:`choose`.
 """
 
-RESERVE, AT_ONCE = "reserve", "at once"
+RESERVE, AT_ONCE, HOST = "reserve", "at once", "host"
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def choose(
     limit: tuple[int, str] | None = None,
 ) -> Choice:
     """Return the gaps among ``nodes``: those that pass all rules, minus the reserve and those above
-    a limit.
+    a limit. Slots that are leased together count as one node, and are chosen together.
 
     Args:
         nodes: facts about all nodes.
@@ -251,37 +253,49 @@ def choose(
         limit: (maximum number of further leases, why); None: no limit.
     """
     gaps = [node for node in nodes if node.idle and passes(node, rules, now)]
+    left_alone = {
+        node.unit for node in nodes if node.unit and node.idle and not passes(node, rules, now)
+    }
     usable = (
-        sum(
-            1
-            for node in nodes
-            if node.idle and not node.lease and not node.trouble and not node.reserved
+        len(
+            {
+                node.unit or node.name
+                for node in nodes
+                if node.idle and not node.lease and not node.trouble and not node.reserved
+            }
         )
         if rules.reserve
         else 0
     )
     gaps.sort(key=lambda node: -_or_endless(horizon(node)))
     exclusions: dict[str, tuple[str, str]] = {}
+    units: dict[str, list[NodeFacts]] = {}
+    for node in gaps:
+        if node.unit in left_alone:
+            exclusions[node.name] = (HOST, "another slot of its host is left alone")
+        else:
+            units.setdefault(node.unit or node.name, []).append(node)
+    chosen = list(units.values())
     bounds = []
     if rules.reserve:
         sentence = (
             f"{rules.reserve} idle nodes are left to the main scheduler, and {usable} are idle"
         )
-        bounds.append((max(0, usable - rules.reserve), RESERVE, sentence))
+        bounds.append((max(0, usable - rules.reserve), False, RESERVE, sentence))
     if limit is not None:
-        bounds.append((max(0, limit[0]), AT_ONCE, limit[1]))
-    bounds.append(
-        (
-            rules.max_at_once,
-            AT_ONCE,
-            f"{rules.max_at_once} nodes are requested at once; the next poll continues",
-        )
-    )
-    for count, rule, sentence in bounds:
-        for node in gaps[count:]:
-            exclusions[node.name] = (rule, sentence)
-        gaps = gaps[:count]
-    return Choice(tuple(gaps), exclusions)
+        bounds.append((max(0, limit[0]), True, AT_ONCE, limit[1]))
+    at_once = f"{rules.max_at_once} nodes are requested at once; the next poll continues"
+    bounds.append((rules.max_at_once, False, AT_ONCE, at_once))
+    for room, counts_leases, rule, sentence in bounds:
+        candidates, chosen = chosen, []
+        for unit in candidates:
+            size = len(unit) if counts_leases else 1
+            if size <= room:
+                chosen.append(unit)
+                room -= size
+            else:
+                exclusions.update((node.name, (rule, sentence)) for node in unit)
+    return Choice(tuple(node for unit in chosen for node in unit), exclusions)
 
 
 def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str:

@@ -436,6 +436,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             except SchedulerError as error:
                 lease_by_node[node] = refused(request.id, node, str(error))
         packs = sorted(packed(specs, self._shared_by(view.site)), key=len, reverse=True)
+        in_packs = {spec.node for pack in packs for spec in pack}
+        for spec in specs:
+            if spec.node not in in_packs:
+                reason = f"another job was just requested for {spec.host}"
+                lease_by_node[spec.node] = refused(spec.lease, spec.node, reason)
         for leases in side_by_side(lambda pack: self._take_pack(pack, view), packs):
             lease_by_node.update({lease.node: lease for lease in leases})
         self.ledger.submissions_ended()
@@ -461,7 +466,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         except NotYetError as error:
             return not_yet(pack, error)
         except SchedulerError as error:
-            half = len(pack) // 2 if isinstance(error, LimitReachedError) else 0
+            can_halve = isinstance(error, LimitReachedError) and not pack[0].has_whole_host
+            half = len(pack) // 2 if can_halve else 0
             half_leases = self._take_pack(pack[:half], view) if half else []
             if not half or any(lease.state is not LeaseState.ENDED for lease in half_leases):
                 self.ledger.not_taken(pack[half].lease, error, view.time)

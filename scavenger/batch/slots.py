@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from scavenger.batch.groups import MAX_LEASES_PER_JOB
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import kind_of, slot_name
 
@@ -53,11 +54,25 @@ class SlotKind:
     """Part of the memory of a slot that must be free without the page cache on a host with other
     jobs; 0: not looked at. See :attr:`HostResources.free_memory_mb`.
     """
+    whole_host: bool = False
+    """Whether one job of the scheduler has the whole host and runs the leases of all its slots of
+    this kind, for machines whose jobs have whole nodes.
+    """
 
     @property
     def needs_neighbours(self) -> bool:
         """Whether it matters which other jobs are on the host of such a slot."""
         return self.beside != ANY or self.free_memory > 0
+
+    @property
+    def gres_names(self) -> frozenset[str]:
+        """Names of the generic resources of a slot."""
+        return frozenset(self.amounts.keys() - {CPUS, MEMORY_MB})
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs that a slot sees. The parts of one GPU are one."""
+        return self.amounts.get("gpu", int(bool({"shard", "mps"} & self.amounts.keys())))
 
     def covers(self, host: str) -> bool:
         """Return whether this host has such slots."""
@@ -102,6 +117,10 @@ class HostResources:
     """Why no further job can start on the host, for example because a job has exclusive use of it;
     empty if one can.
     """
+    job_memory_mb: int | None = None
+    """Maximum memory of one job, MiB; None: that of the host."""
+    threads_per_core: int = 1
+    """Processors of a core, of which a step has all."""
     parts: Mapping[str, DeviceParts] = field(default_factory=dict)
     """Resource whose amounts are parts of devices, such as ``shard`` → these devices. A slot has
     its amount of one device.
@@ -191,21 +210,24 @@ def slot_facts(
         for name, parts in use.parts.items():
             for _ in range(waiting):
                 _divide(free, free_parts[name], amounts, name, parts)
-    totals = {name: parts.total for name, parts in use.parts.items()}
     facts = []
     waiting_mb = _reserved_mb(kinds, leased)
     for kind in kinds:
-        fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
+        count = slots_of_host(kind, use)
+        if kind.whole_host:
+            fitting = count if host.idle and not leased else 0
+        else:
+            fitting = 0 if use.closed else capacity(free, kind.amounts, free_parts)
         beside = neighbour_reason(kind, use.neighbours, owner)
-        names = [
-            slot_name(host.name, kind.name, number)
-            for number in range(capacity(use.total, kind.amounts, totals))
-        ]
+        names = [slot_name(host.name, kind.name, number) for number in range(count)]
+        of_kind = [slot for name, slot in leased.items() if kind_of(name) == kind.name]
+        # Without a lease of its own, a slot of a whole host is held by the job of the others.
+        holder = of_kind[0] if kind.whole_host and of_kind else None
         idle_count = 0
         # The host may have had more resources when these were leased.
         names += [n for n in leased if kind_of(n) == kind.name and n not in names]
         for name in names:
-            lease = leased.get(name)
+            lease = leased.get(name, holder)
             idle = lease is None and fitting > 0
             fitting -= idle
             idle_count += idle
@@ -219,9 +241,24 @@ def slot_facts(
                     idle_since=idle_since.get(name, now) if idle else None,
                     lease=lease.lease if lease is not None else "",
                     kind=kind.name,
+                    unit=host.name if kind.whole_host else "",
                 )
             )
     return facts
+
+
+def slots_of_host(kind: SlotKind, use: HostResources) -> int:
+    """Return how many slots of this kind the host has if it is empty. One job runs those of a whole
+    host, within its memory, each with whole cores.
+    """
+    parts = {name: each.total for name, each in use.parts.items()}
+    if not kind.whole_host:
+        return capacity(use.total, kind.amounts, parts)
+    total, cores = dict(use.total), use.threads_per_core
+    if use.job_memory_mb is not None:
+        total[MEMORY_MB] = min(total[MEMORY_MB], use.job_memory_mb)
+    amounts = {**kind.amounts, CPUS: -(-kind.amounts[CPUS] // cores) * cores}
+    return min(capacity(total, amounts, parts), MAX_LEASES_PER_JOB)
 
 
 def _with_untyped(amounts: Amounts) -> Amounts:
@@ -313,33 +350,23 @@ def _reserved_mb(kinds: Iterable[SlotKind], leased: Mapping[str, LeasedSlot]) ->
 
 def kind_finding(
     kind: SlotKind,
-    hosts: Mapping[str, Amounts],
+    hosts: Mapping[str, HostResources],
     table: str,
     where: str = "",
-    parts: Mapping[str, Mapping[str, DeviceParts]] = NO_HOSTS,
 ) -> tuple[bool, str]:
     """Return (works, sentence) about whether hosts can have such slots, for ``malletrain check``.
 
     Args:
         kind: the kind.
-        hosts: host → what it has in all, for the hosts on which leases can run.
+        hosts: host → its resources, for the hosts on which leases can run.
         table: the scheduler's table of the configuration, such as ``scheduler.slurm``.
         where: where leases run, such as a partition; empty: everywhere.
-        parts: host → its :attr:`HostResources.parts`.
     """
-    usable = {name: total for name, total in hosts.items() if kind.covers(name)}
+    usable = {name: use.total for name, use in hosts.items() if kind.covers(name)}
     needs = f"A slot of kind {kind.name} is {described(kind.amounts)}"
     if not usable:
         return False, f"{needs}, but none of its hosts is in {where or 'this machine'}."
-    able = [
-        count
-        for name, total in usable.items()
-        if (
-            count := capacity(
-                total, kind.amounts, {of: p.total for of, p in parts.get(name, {}).items()}
-            )
-        )
-    ]
+    able = [count for name in usable if (count := slots_of_host(kind, hosts[name]))]
     if able:
         return (
             True,
@@ -371,6 +398,8 @@ def described(amounts: Amounts) -> str:
 
 
 def _state(host: NodeFacts, use: HostResources, free: Amounts, kind: SlotKind) -> str:
+    if kind.whole_host:
+        return host.state
     if use.closed:
         return f"{host.state}, {use.closed}"
     parts = ", ".join(

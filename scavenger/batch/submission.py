@@ -76,6 +76,11 @@ class LeaseSpec:
         return host_of(self.node)
 
     @property
+    def has_whole_host(self) -> bool:
+        """Whether its job has the whole host and runs the leases of all slots of this kind."""
+        return self.slot is not None and self.slot.whole_host
+
+    @property
     def part(self) -> Part:
         """The command that it runs in a job that it shares with others."""
         return Part(self.node, self.argv, self.env, self.output, self.keep_at_home)

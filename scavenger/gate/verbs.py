@@ -68,10 +68,26 @@ def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
     if end != len(words):
         raise ValueError("something follows")
     if slurm.BLOCK_TEXT in part.env:
-        chosen = _between(part.env[slurm.BLOCK_TEXT], *slurm.BLOCK.split(slurm.CHOICE, 1))
+        text = part.env[slurm.BLOCK_TEXT]
+        if text.startswith(slurm.host_pieces()[0]):
+            return _host(text, template)
+        chosen = _between(text, *slurm.BLOCK.split(slurm.CHOICE, 1))
         parts = list(_choice(_words(chosen)))
         return parts, slurm.block_script(template, parts)
     return [part], lease_script(template, part)
+
+
+def _host(text: str, template: str) -> tuple[list[Part], bytes]:
+    """Return what :func:`_parse` does, for the script of the slots of a whole host."""
+    head, to_choice, to_amounts, tail = slurm.host_pieces()
+    slots, mark, rest = _between(text, head, tail).partition(to_choice)
+    chosen, second_mark, amounts = rest.rpartition(to_amounts)
+    names, parts, options = _words(slots), list(_choice(_words(chosen))), _words(amounts)
+    if not (mark and second_mark and all(map(SLOT.fullmatch, names))):
+        raise ValueError("these are no slots")
+    if not all(any(re.fullmatch(each, word) for each in SLOT_OPTIONS) for word in options):
+        raise ValueError("these are no amounts of a slot")
+    return parts, slurm.host_script(template, options, parts)
 
 
 def _between(text: str, head: str, tail: str) -> str:
@@ -115,6 +131,13 @@ HOUR = r"[0-9]{2,5}:[0-9]{2}:[0-9]{2}"
 VERSION = ("--version",)
 """Used by ``malletrain check``; always accepted."""
 
+SLOT = re.compile(r"[A-Za-z0-9_.-]{1,255}/[A-Za-z][A-Za-z0-9_-]{0,31}\.[0-9]{1,4}")
+SLOT_OPTIONS = (
+    r"--cpus-per-task=[0-9]{1,5}",
+    r"--mem=[0-9]{1,9}M",
+    r"--gres=[A-Za-z0-9_.:-]{1,100}(?:,[A-Za-z0-9_.:-]{1,100})*",
+)
+"""The part of a host that is a slot."""
 SBATCH = (
     r"--parsable",
     r"--job-name={name}",
@@ -135,10 +158,7 @@ SBATCH = (
     r"--time-min=[0-9]{1,6}",
     r"--deadline=now\+[0-9]{1,9}seconds",
     r"--signal=(?:B:)?TERM@[0-9]{1,5}",
-    # The part of a host that is a slot.
-    r"--cpus-per-task=[0-9]{1,5}",
-    r"--mem=[0-9]{1,9}M",
-    r"--gres=[A-Za-z0-9_.:-]{1,100}(?:,[A-Za-z0-9_.:-]{1,100})*",
+    *SLOT_OPTIONS,
 )
 QSUB = (
     r"-f",

@@ -391,10 +391,9 @@ def _slots(
         nodes: all vnodes.
     """
     use = read_hosts(hosts, nodes)
-    totals = {name: host.total for name, host in use.items()}
     for kind in inputs.settings.slots:
         yield kind_finding(
-            kind, totals, "scheduler.pbs", f"queue {inputs.settings.lease.queue or '(default)'}"
+            kind, use, "scheduler.pbs", f"queue {inputs.settings.lease.queue or '(default)'}"
         )
     alone = [
         n for n, vnodes in hosts.items() if any(v.sharing in EXCLUSIVE_SHARING for _, v in vnodes)

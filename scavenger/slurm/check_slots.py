@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.slots import HostResources, SlotKind, capacity, kind_finding
+from scavenger.batch.slots import HostResources, SlotKind, kind_finding, slots_of_host
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
+from scavenger.slurm.limits import most_memory_mb
 from scavenger.slurm.site import SlurmSite
 
 _MIG = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
@@ -30,11 +32,24 @@ def slot_findings(
     """
     if not settings.slots:
         return
-    if (why := site.why_whole_nodes(())) and settings.slots:
+    shared = [kind for kind in settings.slots if not kind.whole_host]
+    why = site.why_all_nodes_are_whole
+    if why and (
+        kinds := [kind.name for kind in settings.slots if kind.whole_host and kind.gres_names]
+    ):
         yield (
             False,
-            f"{why}, so that nothing is idle on a used one; remove slots from [scheduler.slurm], "
-            "or have Slurm use select/cons_tres.",
+            f"Slots of kind {', '.join(kinds)} have generic resources and whole hosts, but {why}, "
+            "and steps have no generic resources of their own there. Have Slurm use "
+            "select/cons_tres, or remove gpus and gres from these kinds.",
+        )
+        return
+    if shared and why:
+        yield (
+            False,
+            f"{why}, so that nothing is idle on a used one; set whole_host = true for each kind in "
+            "[[scheduler.slurm.slots]], remove slots from [scheduler.slurm], or have Slurm use "
+            "select/cons_tres.",
         )
         return
     try:
@@ -43,7 +58,9 @@ def slot_findings(
         yield False, f"What the hosts have cannot be read: {error}"
         return
     lease = settings.lease
-    partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
+    memory_mb = most_memory_mb(site, lease) or None
+    hosts = {name: replace(use, job_memory_mb=memory_mb) for name, use in hosts.items()}
+    partitions = site.partitions_of_leases(lease.partitions)
     in_partition = frozenset[str]().union(*(partition.nodes for partition in partitions))
     if partitions:
         hosts = {name: use for name, use in hosts.items() if name in in_partition}
@@ -51,19 +68,20 @@ def slot_findings(
         name: why
         for name in hosts
         if (why := site.why_whole_nodes(lease.partitions, name))
-        and any(kind.covers(name) for kind in settings.slots)
+        and any(kind.covers(name) for kind in shared)
     }
     able = {
         kind.name: {name for name, use in hosts.items() if _fits(kind, name, use)}
-        for kind in settings.slots
+        for kind in shared
     }
     without = {name for name, fitting in able.items() if fitting and fitting <= closed.keys()}
     yield from _whole_nodes(closed, hosts, without)
     usable = {name: use for name, use in hosts.items() if name not in closed}
     for kind in settings.slots:
         if kind.name not in without:
-            yield _kind_finding(kind, usable if able[kind.name] else hosts, lease)
-    for sentence in unconfined(site.settings, settings.slots):
+            is_usable = not kind.whole_host and able[kind.name]
+            yield _kind_finding(kind, usable if is_usable else hosts, lease)
+    for sentence in unconfined(site.settings, shared) if shared else ():
         yield True, sentence
 
 
@@ -113,8 +131,7 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
 
 def _fits(kind: SlotKind, name: str, use: HostResources) -> bool:
     """Return whether the host could have a slot of the kind if it were empty."""
-    totals = {resource: parts.total for resource, parts in use.parts.items()}
-    return kind.covers(name) and capacity(use.total, kind.amounts, totals) > 0
+    return kind.covers(name) and slots_of_host(kind, use) > 0
 
 
 def _whole_nodes(
@@ -135,23 +152,23 @@ def _whole_nodes(
             f"Leases are of slots, but {why}, so that the lease of one slot would hold its whole "
             f"host; MalleTrain leases no slot there ({count} of {len(hosts)} hosts)."
             f"{lost if without else ''} Set OverSubscribe=NO and ExclusiveUser=NO for the "
-            "partition, have leases run in another one (partition in [scheduler.slurm]), or remove "
-            "slots from [scheduler.slurm] to lease whole nodes.",
+            "partition, have leases run in another one (partition in [scheduler.slurm]), set "
+            "whole_host = true for the kinds, so that one job runs the leases of all slots of a "
+            "host, or "
+            "remove slots from [scheduler.slurm] to lease whole nodes.",
         )
 
 
 def _kind_finding(
     kind: SlotKind, hosts: Mapping[str, HostResources], lease: SlurmLeaseOptions
 ) -> Finding:
-    usable = {name: use.total for name, use in hosts.items()}
-    parts = {name: use.parts for name, use in hosts.items()}
     where = lease.partition or "any partition"
-    works, sentence = kind_finding(kind, usable, "scheduler.slurm", where, parts)
+    works, sentence = kind_finding(kind, hosts, "scheduler.slurm", where)
     types = {
         resource.removeprefix("gpu:")
-        for name, total in usable.items()
+        for name, use in hosts.items()
         if kind.covers(name)
-        for resource in total
+        for resource in use.total
         if resource.startswith("gpu:")
     }
     untyped = "gpu" in kind.amounts and not any(r.startswith("gpu:") for r in kind.amounts)

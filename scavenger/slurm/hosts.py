@@ -79,10 +79,29 @@ def read_hosts(text: str) -> dict[str, HostResources]:
         free = values.get("FreeMem", "")
         parts = divided(total, used, values.get("GresUsed", ""))
         free_mb = int(free) if free.isdecimal() else None
-        hosts[name] = HostResources(total, used, closed=closed, parts=parts, free_memory_mb=free_mb)
+        hosts[name] = HostResources(
+            total,
+            used,
+            closed=closed,
+            threads_per_core=processors_of_a_core(values),
+            parts=parts,
+            free_memory_mb=free_mb,
+        )
     if not hosts:
         raise SchedulerError("scontrol show node lists no node.")
     return hosts
+
+
+def processors_of_a_core(values: Mapping[str, str]) -> int:
+    """Return how many of a node's processors are one core, from the fields of its line. A site can
+    configure cores as processors although they have several threads.
+    """
+    names = ("CPUTot", "Sockets", "CoresPerSocket", "ThreadsPerCore")
+    numbers = [int(text) if (text := values.get(name, "")).isdecimal() else 0 for name in names]
+    if not all(numbers):
+        return 1
+    processors, sockets, cores, threads = numbers
+    return max(1, min(threads, processors // (sockets * cores)))
 
 
 def _unreadable(line: str) -> SchedulerError:
@@ -165,6 +184,22 @@ def divided(total: Mapping[str, int], used: dict[str, int], text: str) -> dict[s
 
 def _count(words: Sequence[str]) -> int:
     return int(words[-1]) if words[-1].isdecimal() else 0
+
+
+def without_devices(hosts: Mapping[str, HostResources]) -> dict[str, HostResources]:
+    """Return the hosts without their generic resources, for a Slurm whose steps have none of their
+    own (``select/linear``: a step that requests some is refused, observed with 22.05).
+    """
+    plain = (CPUS, MEMORY_MB)
+    return {
+        name: replace(
+            use,
+            total={key: use.total[key] for key in plain},
+            used={key: amount for key, amount in use.used.items() if key in plain},
+            parts={},
+        )
+        for name, use in hosts.items()
+    }
 
 
 def with_neighbours(

@@ -5,9 +5,10 @@ Input from outside never passes through a shell unquoted: options are separate a
 lease's command is quoted in the batch script, which sbatch reads from its standard input. Decides
 how a lease is requested, not when or where.
 
-:func:`split_by_lease` splits jobs of Slurm that leases share, arrays and blocks, into one job for
-each lease. Slurm chooses the nodes of both among those for which leases were requested, so the node
-identifies the lease. Pending tasks belong to all leases whose nodes have no task yet.
+:func:`split_by_lease` splits jobs of Slurm that leases share into one job for each lease. Of arrays
+and blocks Slurm chooses the nodes among those for which leases were requested, so the node
+identifies the lease. Pending tasks belong to all leases whose nodes have no task yet. A job that
+has a whole host runs the lease of each of its slots.
 """
 
 from __future__ import annotations
@@ -57,7 +58,15 @@ def split_by_lease(
             waiting.append((job, leases))
         else:
             of_node = {node_of(lease): lease for lease in leases}
-            for node in expand(job.node_list):
+            placed_on = set(expand(job.node_list))
+            of_slot = {
+                slot: lease
+                for slot, lease in of_node.items()
+                if kind_of(slot) and host_of(slot) in placed_on
+            }
+            for slot, lease in of_slot.items():
+                parts.append(_part(job, prefix + lease, slot, True))
+            for node in expand(job.node_list) if not of_slot else ():
                 # A node without a lease was forgotten by an earlier daemon; it is no longer needed.
                 lease = of_node.get(node, unknown(name, node))
                 placed.add(lease)
@@ -194,6 +203,29 @@ def sbatch_shared(
     )
 
 
+def sbatch_host(
+    settings: BatchSettings[SlurmLeaseOptions],
+    pack: Sequence[LeaseSpec],
+    memory_mb: int = 0,
+    cluster: str = "",
+) -> list[str]:
+    """Return the command that submits one job of a whole host for the leases of its slots.
+
+    Args:
+        settings: settings of the site.
+        pack: the leases, all on one host.
+        memory_mb: memory to request, MB; 0: all of the host's.
+        cluster: cluster of a federation to submit to; empty: Slurm decides.
+    """
+    shared = f"{settings.prefix}{name_of(one.lease for one in pack)}"
+    name = pack[0].name if len(pack) == 1 else shared
+    where = [*of_cluster(cluster), f"--nodelist={pack[0].host}", "--nodes=1", "--ntasks=1"]
+    if (kind := pack[0].slot) is not None:
+        where += _gres_options(kind.amounts, len(pack))
+    shortest = min(pack, key=lambda one: one.limit_s)
+    return _sbatch(settings, name, where, "/dev/null", shortest, True, memory_mb)
+
+
 def _sbatch(
     settings: BatchSettings[SlurmLeaseOptions],
     name: str,
@@ -222,9 +254,9 @@ def _sbatch(
     ]
     if settings.time_min_s is not None and settings.time_min_s < spec.limit_s:
         words.append(f"--time-min={max(1, int(settings.time_min_s // 60))}")
-    if spec.slot is not None:
+    if spec.slot is not None and not spec.slot.whole_host:
         words += slot_options(spec.slot.amounts)
-    elif options.exclusive:
+    elif spec.slot is not None or options.exclusive:
         words += ["--exclusive", f"--mem={memory_mb}"]
     if options.nice:
         words.append(f"--nice={options.nice}")
@@ -245,14 +277,29 @@ def of_cluster(cluster: str) -> list[str]:
 
 def slot_options(amounts: Amounts) -> list[str]:
     """Return the options of sbatch that request these amounts on one host."""
+    words = [f"--cpus-per-task={amounts[CPUS]}", f"--mem={amounts[MEMORY_MB]}M"]
+    return [*words, *_gres_options(amounts)]
+
+
+def step_options(amounts: Amounts) -> list[str]:
+    """Return the options of srun that request these amounts of a job. A step has all generic
+    resources of its job if it names none (srun(1)).
+    """
+    words = slot_options(amounts)
+    return words if _gres_options(amounts) else [*words, "--gres=none"]
+
+
+def _gres_options(amounts: Amounts, slots: int = 1) -> list[str]:
+    """Return the option that requests the generic resources of so many slots; none if they have
+    none.
+    """
     typed = {name.partition(":")[0] for name in amounts if ":" in name}
     gres = [
-        f"{name}:{amount}"
+        f"{name}:{slots * amount}"
         for name, amount in amounts.items()
         if name not in (CPUS, MEMORY_MB) and name not in typed
     ]
-    words = [f"--cpus-per-task={amounts[CPUS]}", f"--mem={amounts[MEMORY_MB]}M"]
-    return [*words, f"--gres={','.join(gres)}"] if gres else words
+    return [f"--gres={','.join(gres)}"] if gres else []
 
 
 def batch_script(
@@ -304,6 +351,36 @@ def block_script(template: str, parts: Sequence[lease_script.Part]) -> bytes:
     return lease_script.lease_script(template, lease_script.Part("", argv, env))
 
 
+def host_script(template: str, options: Sequence[str], parts: Sequence[lease_script.Part]) -> bytes:
+    """Return the batch script of a job that has a whole host: it starts the agent of each slot as a
+    step with the slot's part of the host. Raises SchedulerError.
+
+    Args:
+        template: batch script of a lease.
+        options: options of srun that request what a slot has (:func:`step_options`).
+        parts: the commands of the leases, with names of slots as their nodes.
+    """
+    head, to_choice, to_amounts, tail = host_pieces()
+    slots = " ".join(lease_script.quote(one.node) for one in parts)
+    chosen = "\n".join(lease_script.choice(HOST_SLOT, parts))
+    amounts = " ".join(map(lease_script.quote, options))
+    # In one pass: what is inserted is never searched for a place to insert.
+    text = "".join([head, slots, to_choice, chosen, to_amounts, amounts, tail])
+    argv = ["/bin/sh", "-c", f'eval "${BLOCK_TEXT}"']
+    env = {AS_STEP: "", BLOCK_TEXT: text}
+    return lease_script.lease_script(template, lease_script.Part("", argv, env))
+
+
+def host_pieces() -> tuple[str, str, str, str]:
+    """Return the pieces of HOST_TEXT: before the slots, between these and the choice, between that
+    and the amounts, and after them.
+    """
+    head, rest = HOST_TEXT.split(SLOTS)
+    to_choice, rest = rest.split(CHOICE)
+    to_amounts, tail = rest.split(AMOUNTS)
+    return head, to_choice, to_amounts, tail
+
+
 def shrink(request: Shrink) -> list[str]:
     """Return the command that removes nodes from a running job."""
     return ["scontrol", "update", f"JobId={request.job}", f"NodeList={fold(request.remaining)}"]
@@ -341,6 +418,24 @@ one of them can be signalled, and its node released, without the others.
 Each srun has the pipe to ``cat`` open until it ends, as file 5, because the lines of its lease may
 redirect its output to a file. The script does not use ``wait``: Slurm 25.05 starts it with SIGCHLD
 blocked, and the ``wait`` of dash then never returns.
+"""
+
+
+HOST_SLOT = "$slot"
+SLOTS, AMOUNTS = "#SLOTS", "#AMOUNTS"
+HOST_TEXT = f"""unset {BLOCK_TEXT}
+exec 4>&1
+for slot in {SLOTS}; do
+    (
+exec 5>&1 >&4 4>&-
+{CHOICE}
+exec srun --nodes=1 --ntasks=1 --exact --job-name="$slot" {AMOUNTS} \\
+    --input=none --unbuffered --quiet --export=ALL "$@"
+    ) &
+done | cat >/dev/null
+"""
+"""As BLOCK, for the slots of one host. ``--exact`` gives each step resources of its own
+(srun(1)).
 """
 
 

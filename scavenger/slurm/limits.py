@@ -28,6 +28,7 @@ from scavenger.batch.commands import CommandError, Commands, NoAnswerError
 from scavenger.batch.limits import job_limit, no_lease
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
+from scavenger.interface import kind_of
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import SlurmJob, read_duration
 from scavenger.slurm.site import DEFAULT_QOS, LeaseAssociation, SlurmSite
@@ -267,16 +268,24 @@ def at_limit(
         if not demand.hold and _counts(job, user, options.account, options):
             reason = f"job {job.id} waits for {job.reason}, against which leases count"
             demand = demand._replace(hold=reason)
-        leave = [
-            lease
-            for lease, lease_job in running.items()
-            if _counts(job, lease_job.user, lease_job.account, options)
-        ][: job.nodes]
-        for lease in leave:
-            del running[lease]
+        # Of the slots of a host one is enough: the others leave with it.
+        lease_by_job: dict[str, str] = {}
+        for lease, lease_job in running.items():
+            if _counts(job, lease_job.user, lease_job.account, options):
+                lease_by_job.setdefault(_counted_as(lease_job), lease)
+        leave = list(lease_by_job.values())[: job.nodes]
         if leave:
+            ending = {_counted_as(running[lease]) for lease in leave}
+            running = {i: each for i, each in running.items() if _counted_as(each) not in ending}
             demand.needed_leases[job.id] = leave
     return demand
+
+
+def _counted_as(job: SlurmJob) -> str:
+    """Return the job, or the part of a job, that ends when a lease leaves."""
+    if job.part is None:
+        return job.id
+    return job.part.job if kind_of(job.part.node) else job.part.id
 
 
 def _limit_of(job: SlurmJob) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from scavenger.batch.commands import require_complete, shorten
 from scavenger.batch.groups import PartOf
 from scavenger.hostlist import HostlistError, expand
-from scavenger.interface import SchedulerError
+from scavenger.interface import SchedulerError, kind_of
 
 SINFO_FIELDS = "%R|%a|%T|%b|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per
@@ -299,22 +299,25 @@ def read_reservations(text: str) -> list[SlurmReservation]:
     return reservations
 
 
-STEP_FIELDS = "%i|%N"
-"""Step id, nodes."""
+STEP_FIELDS = "%i|%N|%j"
+"""Step id, nodes, name."""
 
 
 def read_steps(text: str) -> dict[tuple[str, str], str]:
-    """Parse ``squeue -h -s -o STEP_FIELDS``. Return (job, node) → the step that runs there,
-    without batch scripts. Raises SchedulerError if the text has another form.
+    """Parse ``squeue -h -s -o STEP_FIELDS``. Return (job, node) → the step that runs there, and
+    (job, slot) → the step with the name of that slot, without batch scripts. Raises SchedulerError
+    if the text has another form.
     """
     steps: dict[tuple[str, str], str] = {}
     for line in require_complete(text, "squeue").splitlines():
-        step, bar, nodes = line.partition("|")
+        step, bar, rest = line.partition("|")
+        nodes, _, name = rest.partition("|")
         job, dot, number = step.partition(".")
         if not bar or not dot:
             raise _unreadable("squeue", line)
         if number.isdecimal():
-            steps.update(dict.fromkeys(((job, node) for node in expand(nodes)), step))
+            places = [name] if kind_of(name) else expand(nodes)
+            steps.update(dict.fromkeys(((job, place) for place in places), step))
     return steps
 
 

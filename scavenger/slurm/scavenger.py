@@ -14,11 +14,6 @@ job. From then on only the nodes that it needs are left alone. Until then no lea
 pending ones are withdrawn. Each preempted lease counts separately, because several main jobs can
 preempt at once, and Slurm can show one of them first.
 
-:func:`missing` and :func:`ask_of_missing` detect that an answer of squeue was truncated at the end
-of a line, because leases are missing. Slurm shows a job for minutes after its end. So it is rare
-that one of our jobs is missing, and Slurm is asked whether it knows the job. If it does, the answer
-was truncated, and none of it is used, because it lacks jobs of others too.
-
 :class:`StepWatch` detects the nodes of a block whose agent has ended while the job continues on
 other nodes. A job with one node ends with its agent. In a block each agent is a separate step,
 whose end does not end the job. It decides when Slurm is asked for steps, and whose step has ended.
@@ -31,7 +26,7 @@ import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from scavenger.batch.commands import Commands, failure
+from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import is_unknown, leases_in
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
@@ -59,17 +54,21 @@ from scavenger.slurm.hosts import (
     NEIGHBOURS,
     read_hosts,
     with_neighbours,
+    without_devices,
 )
 from scavenger.slurm.job import (
     RUNNING_STATES,
     SLURM,
     SlurmLeaseOptions,
     batch_script,
+    host_script,
     in_slot,
     sbatch,
+    sbatch_host,
     sbatch_shared,
     shared_script,
     split_by_lease,
+    step_options,
 )
 from scavenger.slurm.limits import (
     AtLimit,
@@ -80,12 +79,10 @@ from scavenger.slurm.limits import (
 )
 from scavenger.slurm.parse import (
     OF_THIS_CLUSTER,
-    SQUEUE_FIELDS,
     STEP_FIELDS,
     SlurmJob,
     new_mark,
     planned_uses,
-    read_jobs,
     read_steps,
 )
 from scavenger.slurm.site import SlurmSite, ask_site
@@ -93,7 +90,9 @@ from scavenger.slurm.source import (
     Api,
     SlurmCommandSource,
     SlurmSource,
+    ask_of_missing,
     asking_environment,
+    missing,
     source_for,
     submitting_environment,
 )
@@ -170,56 +169,6 @@ class Hold:
 
 def _in_use(node: NodeFacts) -> bool:
     return not node.idle and not node.state.startswith("completing")
-
-
-IDS_PER_QUERY = 500
-
-
-def missing(expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> dict[str, str]:
-    """Return lease id → its job, for leases that have not ended and are not in ``own``. Leases that
-    share a job are excluded, because a single node of theirs can be released.
-    """
-    return {
-        lease: job.lease.scheduler_id
-        for lease, job in expected.items()
-        if lease not in own and job.alive and job.part is None and job.lease.scheduler_id
-    }
-
-
-def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> None:
-    """Ask Slurm about missing jobs of ours.
-
-    Args:
-        commands: runs the command.
-        prefix: beginning of the names of our jobs.
-        jobs: lease id → its job.
-
-    Raises:
-        SchedulerError: one of them exists under its name, or Slurm does not answer.
-    """
-    pairs = list(jobs.items())
-    for start in range(0, len(pairs), IDS_PER_QUERY):
-        batch = dict(pairs[start : start + IDS_PER_QUERY])
-        name_by_id = _those_there(commands, prefix, list(batch.values()))
-        existing = [lease for lease, job in batch.items() if name_by_id.get(job) == prefix + lease]
-        if existing:
-            raise SchedulerError(
-                f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which "
-                f"runs for lease {existing[0]}. Nothing was changed."
-            )
-
-
-def _those_there(commands: Commands, prefix: str, ids: Sequence[str]) -> dict[str, str]:
-    """Return job id → name, for the jobs that Slurm knows and that have not ended."""
-    mark = new_mark()
-    argv = ["squeue", "-h", "-a", *OF_THIS_CLUSTER, "-t", "all", "-j", ",".join(ids)]
-    result = commands.run([*argv, "-o", f"{mark}|{SQUEUE_FIELDS}"])
-    if result.status:
-        if "Invalid job id" in result.stderr:  # Slurm does not know a single job
-            return {}
-        raise failure(result)
-    jobs = read_jobs(result.stdout, mark, prefix).ours
-    return {job.id: job.name for job in jobs if job.state not in ENDED_STATES}
 
 
 QUERY_INTERVAL_S = 30.0
@@ -359,7 +308,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
-        ask_of_missing(self.commands, s.prefix, missing(expected, own))
+        listed = {job.id for job in jobs.ours}
+        ask_of_missing(self.commands, s.prefix, missing(expected, own, listed))
         own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
         facts = node_facts(nodes, jobs, reservations, own, self._idle_since, now)
         if s.slots:
@@ -383,7 +333,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         running = {
             i: job.lease for i, job in lease_jobs.items() if job.lease.state is LeaseState.RUNNING
         }
-        given_up = self.ledger.given_up
+        given_up = self.ledger.given_up.keys()
+        unused_slots = self._unused_slots(lease_jobs)
+        running = {i: lease for i, lease in running.items() if i not in unused_slots}
         leaving = {
             i
             for i, lease in running.items()
@@ -392,7 +344,13 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         claim = slot_claims if s.slots else claims
         claimed = claim(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (
-            self._limits.update(jobs.pending, own, s.lease, s.owner, now)
+            self._limits.update(
+                jobs.pending,
+                {lease: job for lease, job in own.items() if lease not in unused_slots},
+                s.lease,
+                s.owner,
+                now,
+            )
             if s.lease.leave_at_limits
             else AtLimit("", {})
         )
@@ -444,6 +402,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         """
         kinds = self.settings.slots
         use = read_hosts(self.commands.ask([*HOSTS]))
+        if site.why_all_nodes_are_whole:
+            use = without_devices(use)
         if any(kind.needs_neighbours for kind in kinds):
             mark = new_mark()
             jobs = self.commands.ask([*NEIGHBOURS, f"{mark}|{NEIGHBOUR_FIELDS}"])
@@ -464,8 +424,10 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if name not in use:
                 raise SchedulerError(f"scontrol show node does not list {name}, which sinfo lists.")
             host = host._replace(planned_at=planned.get(name))
-            resources = use[name]
-            if why := site.why_whole_nodes(self.settings.lease.partitions, name):
+            memory_mb = most_memory_mb(site, self.settings.lease) or None
+            resources = replace(use[name], job_memory_mb=memory_mb)
+            named = self.settings.lease.partitions
+            if why := site.why_whole_nodes(named, name):
                 resources = replace(resources, closed=f"where {why}")
             for one in slot_facts(
                 host,
@@ -487,6 +449,24 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             except SchedulerError:
                 pass  # Slurm is asked again later
         return self._step_watch.ended
+
+    def _unused_slots(self, lease_jobs: Mapping[str, LeaseJob]) -> set[str]:
+        """Return the leases of slots that were given up while their job has the host for
+        others.
+        """
+        in_use = {
+            job.part.job
+            for lease, job in lease_jobs.items()
+            if job.part is not None and job.alive and lease not in self.ledger.given_up
+        }
+        return {
+            lease
+            for lease, job in lease_jobs.items()
+            if lease in self.ledger.given_up
+            and job.part is not None
+            and kind_of(job.part.node)
+            and job.part.job in in_use
+        }
 
     def _has_submitted(self, job: SlurmJob) -> bool:
         """Return whether the job has the id that sbatch returned for a lease in its name."""
@@ -543,13 +523,16 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _as_step(self, site: SlurmSite) -> bool:
         """Return whether agents run as job steps: if a preemption's signal would reach the batch
-        script too late, and in blocks.
+        script too late, in blocks, and if jobs have whole hosts for several slots.
         """
         launch = self.settings.lease.launch
         too_late = launch == "auto" and not site.user_signal
-        return launch == "step" or too_late or self.settings.shape == "block"
+        several = self.settings.shape == "block" or any(k.whole_host for k in self.settings.slots)
+        return launch == "step" or too_late or several
 
     def _submission(self, spec: LeaseSpec, site: SlurmSite) -> tuple[list[str], bytes]:
+        if spec.has_whole_host:
+            return self._host_submission([spec], site)
         step = self._as_step(site)
         memory_mb = most_memory_mb(site, self.settings.lease)
         return sbatch(self.settings, spec, step, memory_mb, site.cluster), batch_script(
@@ -565,6 +548,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _shared_submission(
         self, pack: Sequence[LeaseSpec], view: PollConclusions[SlurmSite]
     ) -> tuple[list[str], bytes]:
+        if pack[0].has_whole_host:
+            return self._host_submission(pack, view.site)
         step, nodes = self._as_step(view.site), {spec.node for spec in pack}
         partitions = view.rules.partitions
         other_nodes = [
@@ -582,6 +567,21 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
                 view.site.cluster,
             ),
             shared_script(self.settings, pack, step),
+        )
+
+    def _host_submission(
+        self, pack: Sequence[LeaseSpec], site: SlurmSite
+    ) -> tuple[list[str], bytes]:
+        memory_mb = most_memory_mb(site, self.settings.lease)
+        kind = pack[0].slot
+        assert kind is not None, "only slots share a host"
+        return (
+            sbatch_host(self.settings, pack, memory_mb, site.cluster),
+            host_script(
+                self.settings.template,
+                step_options(kind.amounts),
+                [one.part for one in pack],
+            ),
         )
 
     def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from scavenger.batch.commands import CommandError, Commands, require_complete
@@ -69,6 +69,8 @@ class Partition:
     """Whether its jobs have whole blocks of the topology (``ExclusiveTopo=YES`` since 24.11,
     ``Exclusive=TOPO`` in later releases).
     """
+    is_default: bool = False
+    """Whether jobs that name no partition run here."""
     whole_nodes: str = ""
     """The setting with which a job keeps others off its nodes, such as ``OverSubscribe=EXCLUSIVE``
     (all other jobs) or ``ExclusiveUser=YES`` (those of other users); empty: jobs share nodes.
@@ -189,27 +191,38 @@ class SlurmSite:
             )
         ]
 
-    def why_whole_nodes(self, partitions: Iterable[str], node: str = "") -> str:
+    def partitions_of_leases(self, named: Collection[str]) -> list[Partition]:
+        """Return the partitions in which leases run: the named ones, or the default one."""
+        if named:
+            return [self.partitions[name] for name in named if name in self.partitions]
+        return [partition for partition in self.partitions.values() if partition.is_default]
+
+    def why_whole_nodes(self, named: Collection[str], node: str = "") -> str:
         """Return why the lease of a slot would keep other jobs off its whole node; empty if it
         would not.
 
         Args:
-            partitions: partitions in which leases run. One such partition is enough, because Slurm
-                chooses among them.
+            named: partitions that are named for leases; empty: the default one. One such partition
+                is enough, because Slurm chooses among them.
             node: the node; empty: any.
         """
+        if why := self.why_all_nodes_are_whole:
+            return why
+        for partition in self.partitions_of_leases(named):
+            if partition.whole_nodes and (not node or node in partition.nodes):
+                name, setting = partition.name, partition.whole_nodes
+                return f"jobs of partition {name} have whole nodes ({setting})"
+        return ""
+
+    @property
+    def why_all_nodes_are_whole(self) -> str:
+        """Why all jobs of this Slurm have whole nodes; empty if they do not."""
         select = self.settings.get("SelectType", "")
         # select/cray_aries is a layer on linear unless these parameters name another plugin.
         parameters = self.settings.get("SelectTypeParameters", "").upper()
         layered = "cray" in select and "OTHER_CONS_" in parameters
         if select and not layered and not select.endswith(("cons_tres", "cons_res")):
             return f"Slurm allocates whole nodes (SelectType={select})"
-        for name in partitions:
-            partition = self.partitions.get(name)
-            if partition is None or not partition.whole_nodes:
-                continue
-            if not node or node in partition.nodes:
-                return f"jobs of partition {name} have whole nodes ({partition.whole_nodes})"
         return ""
 
     def preempt_mode_of(self, partition: str) -> str:
@@ -340,6 +353,7 @@ def _partition(line: str) -> Partition:
         fields.get("QoS", "N/A").replace("N/A", "").replace("(null)", ""),
         int(memory) if (memory := fields.get("MaxMemPerNode", "")).isdecimal() else None,
         fields.get("ExclusiveTopo") == "YES" or fields.get("Exclusive") == "TOPO",
+        fields.get("Default") == "YES",
         next((f"{name}={fields[name]}" for name, value in _WHOLE if fields.get(name) == value), ""),
     )
 

@@ -1,21 +1,29 @@
 """Reads the state of a Slurm through its commands, or through pyslurm if it can be used. Decides
 which, and with what environment.
+
+:func:`missing` and :func:`ask_of_missing` detect that an answer of squeue was truncated at the end
+of a line, because leases are missing. Slurm shows a job for minutes after its end. So it is rare
+that one of our jobs is missing, and Slurm is asked whether it knows the job. If it does, the answer
+was truncated, and none of it is used, because it lacks jobs of others too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal, Protocol
 
-from scavenger.batch.commands import CommandError, Commands
-from scavenger.interface import SchedulerError
+from scavenger.batch.commands import CommandError, Commands, failure
+from scavenger.batch.groups import leases_in
+from scavenger.batch.lease_ledger import LeaseJob
+from scavenger.interface import SchedulerError, kind_of
 from scavenger.slurm.bindings import PyslurmSource
 from scavenger.slurm.parse import (
     OF_THIS_CLUSTER,
     SINFO_FIELDS,
     SQUEUE_FIELDS,
     NodeTable,
+    SlurmJob,
     SlurmJobTable,
     SlurmReservation,
     new_mark,
@@ -23,6 +31,7 @@ from scavenger.slurm.parse import (
     read_nodes,
     read_reservations,
 )
+from scavenger.slurm.state import ENDED_STATES
 
 Api = Literal["auto", "commands", "pyslurm"]
 BITSTR_LEN = "1024"
@@ -122,3 +131,65 @@ def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmS
             f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'
         )
     return SlurmCommandSource(commands)
+
+
+IDS_PER_QUERY = 500
+
+
+def missing(
+    expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob], listed: Container[str] = ()
+) -> dict[str, str]:
+    """Return lease id → its job, for leases that have not ended and whose job is missing. Leases on
+    nodes of a shared job are excluded, because a single node can be released.
+
+    Args:
+        expected: lease id → its job at the previous poll.
+        own: lease id → its job in the answer.
+        listed: the jobs of the answer that have names of ours.
+    """
+    jobs = {
+        lease: job.part.job if job.part is not None else job.lease.scheduler_id
+        for lease, job in expected.items()
+        if lease not in own and job.alive and (job.part is None or kind_of(job.part.node))
+    }
+    return {lease: job for lease, job in jobs.items() if job and job not in listed}
+
+
+def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> None:
+    """Ask Slurm about missing jobs of ours.
+
+    Args:
+        commands: runs the command.
+        prefix: beginning of the names of our jobs.
+        jobs: lease id → its job.
+
+    Raises:
+        SchedulerError: one of them exists under its name, or Slurm does not answer.
+    """
+    pairs = list(jobs.items())
+    for start in range(0, len(pairs), IDS_PER_QUERY):
+        batch = dict(pairs[start : start + IDS_PER_QUERY])
+        name_by_id = _those_there(commands, prefix, list(dict.fromkeys(batch.values())))
+        leases_of = {
+            job: leases_in(name[len(prefix) :]) or (name[len(prefix) :],)
+            for job, name in name_by_id.items()
+        }
+        existing = [lease for lease, job in batch.items() if lease in leases_of.get(job, ())]
+        if existing:
+            raise SchedulerError(
+                f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which "
+                f"runs for lease {existing[0]}. Nothing was changed."
+            )
+
+
+def _those_there(commands: Commands, prefix: str, ids: Sequence[str]) -> dict[str, str]:
+    """Return job id → name, for the jobs that Slurm knows and that have not ended."""
+    mark = new_mark()
+    argv = ["squeue", "-h", "-a", *OF_THIS_CLUSTER, "-t", "all", "-j", ",".join(ids)]
+    result = commands.run([*argv, "-o", f"{mark}|{SQUEUE_FIELDS}"])
+    if result.status:
+        if "Invalid job id" in result.stderr:  # Slurm does not know a single job
+            return {}
+        raise failure(result)
+    jobs = read_jobs(result.stdout, mark, prefix).ours
+    return {job.id: job.name for job in jobs if job.state not in ENDED_STATES}

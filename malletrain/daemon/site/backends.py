@@ -29,7 +29,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.slots import CPUS, MEMORY_MB, SlotKind, kind_finding
+from scavenger.batch.slots import CPUS, MEMORY_MB, HostResources, SlotKind, kind_finding
 from scavenger.embedded.cluster_process import start_cluster
 from scavenger.embedded.hosts import GPU, Division
 from scavenger.embedded.layout import LEASE_LOG, Layout, node_names
@@ -161,7 +161,7 @@ def slot_kind(slots: SlotSection) -> SlotKind:
         amounts[name] = int(count)
     amounts.update({CPUS: slots.cpus, MEMORY_MB: slots.memory // 2**20})
     hosts = frozenset(name for text in slots.nodes for name in expand(text))
-    return SlotKind(slots.name, amounts, slots.beside, hosts, slots.free_memory)
+    return SlotKind(slots.name, amounts, slots.beside, hosts, slots.free_memory, slots.whole_host)
 
 
 def _policy(table: BatchScheduler) -> CommandPolicy:
@@ -375,7 +375,7 @@ def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
         return
     names = node_names(local.nodes)
     for kind in division(local).kinds:
-        hosts = dict.fromkeys(names, division(local).total)
+        hosts = dict.fromkeys(names, HostResources(division(local).total, {}))
         works, sentence = kind_finding(kind, hosts, "scheduler.local", "this cluster")
         yield works, sentence
         if not works:

@@ -107,6 +107,7 @@ def _settings(config: Config) -> ControllerSettings:
         deadline_ahead=a.deadline_ahead,
         min_lease_s=table.min_lease if isinstance(table, BatchScheduler) else 0.0,
         max_leases_per_owner=table.max_leases_per_user if isinstance(table, BatchScheduler) else 0,
+        whole_host_classes=frozenset(k.name for k in table.slot_sections if k.whole_host),
         profiling=profiling if p.enabled else None,
         shares=share_settings(config),
         trainers=trainers(config),

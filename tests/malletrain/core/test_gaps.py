@@ -97,3 +97,62 @@ def test_an_agent_that_fails_long_after_its_lease_was_requested_counts():
     for node in ("n1", "n2", "n1"):
         gaps.refused(node, "", 1000.0, "No module named malletrain")
     assert gaps.failed_starts.in_a_row("", 1000.0) == 3
+
+
+SLOTS = [f"c{host}/gpu.{number}" for host in (1, 2, 3) for number in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "room", "now", "later"),
+    [
+        ({"": 1}, None, {"": SLOTS[:2]}, {}),
+        ({"": 2}, None, {"": SLOTS[:2]}, {}),
+        ({"": 3}, None, {"": SLOTS[:4]}, {}),
+        ({"": 6}, 2, {"": SLOTS[:4]}, {"": 2}),  # one submission for each host
+        ({"ann": 1, "bob": 3}, None, {"ann": SLOTS[:2], "bob": SLOTS[2:]}, {}),
+    ],
+)
+def test_slots_of_whole_hosts_are_requested_together(counts, room, now, later):
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}))
+    gaps.seen(dict.fromkeys([*SLOTS, "n1"], (None, "gpu")), 0.0, room)
+    gaps.over("n1")
+    numbers = {Pool("gpu", owner): count for owner, count in counts.items()}
+    requests = gaps.ask(numbers, gaps.open((), tuple(counts), 0.0), 0.0)
+    assert {owner: list(names) for owner, names in requests.now.items()} == now
+    assert {pool.owner: count for pool, count in requests.later.items()} == later
+
+
+def test_a_slot_that_was_rejected_is_left_out_of_its_host():
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}), rejected_s=300.0)
+    gaps.rejected("c1/gpu.1", "", 0.0)
+    gaps.seen(dict.fromkeys(SLOTS[:2], (None, "gpu")), 1.0)
+    requests = gaps.ask({Pool("gpu", ""): 2}, gaps.open((), ("",), 1.0), 1.0)
+    assert requests.now == {"": ("c1/gpu.0",)}
+
+
+def test_a_host_of_which_one_owner_may_not_have_all_goes_to_one_owner():
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}), rejected_s=300.0)
+    gaps.rejected("c1/gpu.1", "ann", 0.0)
+    gaps.seen(dict.fromkeys(SLOTS[:2], (None, "gpu")), 1.0)
+    numbers = {Pool("gpu", "ann"): 1, Pool("gpu", "bob"): 1}
+    requests = gaps.ask(numbers, gaps.open((), ("ann", "bob"), 1.0), 1.0)
+    assert requests.now == {"ann": ("c1/gpu.0",)}
+
+
+@pytest.mark.parametrize(("room", "count"), [(1, 0), (2, 2), (3, 2), (4, 4)])
+def test_an_owner_has_no_more_leases_for_want_of_whole_hosts(room, count):
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}))
+    gaps.seen(dict.fromkeys(SLOTS, (None, "gpu")), 0.0)
+    remaining = {"": room}
+    requests = gaps.ask({Pool("gpu", ""): 4}, gaps.open((), ("",), 0.0), 0.0, remaining)
+    assert len(requests.now.get("", ())) == count
+    assert remaining == {"": room - count}
+
+
+def test_an_owner_without_room_for_a_host_leaves_it_to_the_others():
+    gaps = Gaps(whole_host_classes=frozenset({"gpu"}))
+    gaps.seen(dict.fromkeys(SLOTS, (None, "gpu")), 0.0)
+    numbers = {Pool("gpu", "ann"): 1, Pool("gpu", "bob"): 4}
+    remaining = {"ann": 1, "bob": 100}
+    requests = gaps.ask(numbers, gaps.open((), ("ann", "bob"), 0.0), 0.0, remaining)
+    assert requests.now == {"bob": tuple(SLOTS[:4])}

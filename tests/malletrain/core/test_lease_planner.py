@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -242,7 +243,7 @@ def test_a_job_left_under_its_minimum_by_an_unfit_node_does_not_hang_in_its_resc
 # --- the lease planner by itself ---
 
 
-def planner(*nodes, jobs, settings=None, gaps=(), seen=None):
+def planner(*nodes, jobs, settings=None, gaps=(), seen=None, node_class="default"):
     """A state with these nodes, (owner, node) each, and jobs; and a function that makes its planner
     from the number of nodes that each job gets in the imagined plan.
     """
@@ -251,8 +252,8 @@ def planner(*nodes, jobs, settings=None, gaps=(), seen=None):
     for spec in jobs:
         state.submit(spec)
     for owner, node in nodes:
-        state.node_joined(NodeJoined(node, owner=owner), 0.0)
-    seen.seen(dict.fromkeys(gaps, (None, "default")), 0.0)
+        state.node_joined(NodeJoined(node, owner=owner, node_class=node_class), 0.0)
+    seen.seen(dict.fromkeys(gaps, (None, node_class)), 0.0)
     queue = AdmissionQueue(state, seen, 20, 600.0)
     runner = ProfileRunner(state, settings)
     goals = GoalKeeper(state, seen, settings)
@@ -348,3 +349,82 @@ def test_nodes_are_not_reclaimed_twice_within_the_interval():
         state.leases_due = True
         reclaim_times += [now for c in leases.review(now) if isinstance(c, ReclaimNodes)]
     assert reclaim_times == [1.0], "the one that was reclaimed is on its way to Bob"
+
+
+WHOLE = ControllerSettings(
+    release_after_s=10.0, reclaim_s=20.0, whole_host_classes=frozenset({"gpu"})
+)
+HOSTS = [f"c{host}/gpu.{number}" for host in (1, 2) for number in (0, 1)]
+
+
+def test_slots_of_whole_hosts_are_released_together():
+    """A job has one slot of c1; the plan has use for that one only."""
+    state, plan = planner(
+        *(("", slot) for slot in HOSTS),
+        jobs=(job("j", 1, 9),),
+        settings=WHOLE,
+        node_class="gpu",
+    )
+    state.plan_made()
+    state.assign({"j": tuple(HOSTS[:1])}, 1.0)
+    leases = plan({"j": 1})
+    state.keep_idle("c2/gpu.1", 15.0)  # it became idle later than the other one of its host
+    assert leases.review(10.0) == []
+    assert state.nodes["c1/gpu.1"].review_at == 20.0, "c1 is held as a whole anyway"
+    assert leases.review(15.0) == [ReleaseLeases(("c2/gpu.0", "c2/gpu.1"))]
+
+
+@pytest.mark.parametrize(
+    ("shares", "reclaimed"),
+    [({"a": 2, "b": 2}, HOSTS[:2]), ({"a": 3, "b": 1}, []), ({"a": 1, "b": 1}, HOSTS[:2])],
+)
+def test_slots_of_whole_hosts_are_reclaimed_together(shares, reclaimed):
+    state, plan = planner(
+        *(("alice", slot) for slot in HOSTS), jobs=(A, B), settings=WHOLE, node_class="gpu"
+    )
+    state.leases_due = True
+    commands = plan(shares).review(1.0)
+    assert [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes] == reclaimed
+
+
+def test_a_slot_waits_for_those_of_its_host_that_are_on_their_way():
+    seen = Gaps(whole_host_classes=frozenset({"gpu"}), lease_wait_s=100.0)
+    state, plan = planner(
+        ("", HOSTS[2]), jobs=(job("j", 1, 9),), settings=WHOLE, seen=seen, node_class="gpu"
+    )
+    state.plan_made()
+    leases = plan({"j": 0})
+    seen.seen({HOSTS[3]: (None, "gpu")}, 1.0)
+    assert seen.ask({Pool("gpu"): 1}, seen.open((), ("",), 1.0), 1.0).now == {"": (HOSTS[3],)}
+    assert leases.review(10.0) == [], "its job runs, but not all agents have reported"
+    state.node_joined(NodeJoined(HOSTS[3], node_class="gpu"), 12.0)
+    seen.joined(HOSTS[3], "")
+    assert leases.review(20.0) == []
+    assert leases.review(22.0) == [ReleaseLeases((HOSTS[2], HOSTS[3]))]
+
+
+@pytest.mark.parametrize(("most", "reclaimed"), [(0, HOSTS[:2]), (2, HOSTS[:2]), (1, [])])
+def test_a_host_is_reclaimed_only_for_an_owner_who_may_have_so_many_leases(most, reclaimed):
+    settings = replace(WHOLE, max_leases_per_owner=most)
+    state, plan = planner(
+        *(("alice", slot) for slot in HOSTS), jobs=(A, B), settings=settings, node_class="gpu"
+    )
+    state.leases_due = True
+    commands = plan({"a": 2, "b": 1}).review(1.0)
+    assert [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes] == reclaimed
+
+
+def test_a_host_is_not_reclaimed_before_all_of_its_slots_have_joined():
+    seen = Gaps(whole_host_classes=frozenset({"gpu"}), lease_wait_s=100.0)
+    state, plan = planner(
+        *(("alice", slot) for slot in HOSTS[:3]),
+        jobs=(A, B),
+        settings=WHOLE,
+        seen=seen,
+        node_class="gpu",
+    )
+    seen.seen({HOSTS[3]: (None, "gpu")}, 0.0)
+    seen.ask({Pool("gpu", "alice"): 1}, seen.open((), ("alice",), 0.0), 0.0)
+    state.leases_due = True
+    commands = plan({"a": 1, "b": 2}).review(1.0)
+    assert [n for c in commands if isinstance(c, ReclaimNodes) for n in c.nodes] == HOSTS[:2]

@@ -212,3 +212,80 @@ def test_where_asking_is_cancelling_a_shared_job_gives_the_node_back(block, sche
     block.ask({"l2": "its node drains"}, (), GRACE_S, 0.0)
     assert scheduler.shrunk == [(("n1", "n3", "n4"), ("n2",))]
     assert list(block.leave_requests) == ["l2"]
+
+
+# --- slots of a host that a job has as a whole ---
+
+
+@pytest.fixture
+def slots(scheduler):
+    """Leases l1 to l3 are slots of the host of job 8."""
+    names = {f"l{k}": f"c1/gpu.{k}" for k in (1, 2, 3)}
+    ledger = LeaseLedger("Slurm", 60.0, 0, "me")
+    for lease, name in names.items():
+        of = PartOf("8", name, removable=True)
+        ledger.jobs[lease] = LeaseJob(Lease(lease, of.id, LeaseState.RUNNING, name), "me", part=of)
+    steps = {("8", name): f"8.{name[-1]}" for name in names.values()}
+    made = LeaseEnder(ledger, scheduler, lambda jobs: dict(steps))
+    made.all_steps = steps
+    return made
+
+
+TERM = ("--signal=TERM",)
+
+
+def test_a_slot_alone_ends_its_step_and_the_last_ones_the_job(slots, scheduler):
+    assert give_up(slots, "l2") is None
+    assert give_up(slots, "l2") is None, "once"
+    assert scheduler.cancels == [(["8.2"], TERM)]
+    assert give_up(slots, "l1", "l3") is None
+    assert scheduler.cancels[1:] == [(["8"], ())]
+    assert scheduler.shrunk == []
+
+
+def test_a_step_that_does_not_leave_is_killed(slots, scheduler):
+    give_up(slots, "l2")
+    job = slots.ledger.jobs["l2"]
+    assert slots.cancel([job], GRACE_S, GRACE_S + CANCEL_RETRY_S) is None
+    assert scheduler.cancels == [(["8.2"], TERM), (["8.2"], ())]
+
+
+def test_all_slots_together_end_the_job(slots, scheduler):
+    assert give_up(slots, "l1", "l2", "l3") is None
+    assert scheduler.cancels == [(["8"], ())]
+
+
+def test_a_slot_whose_step_has_ended_needs_no_command(slots, scheduler):
+    del slots.all_steps["8", "c1/gpu.2"]
+    assert give_up(slots, "l2") is None
+    assert scheduler.cancels == []
+
+
+def test_a_refused_end_of_a_step_is_tried_again(slots, scheduler):
+    scheduler.refuses = {"8.2"}
+    assert give_up(slots, "l2") is not None
+    scheduler.refuses = set()
+    assert give_up(slots, "l2") is None
+    assert [ids for ids, _ in scheduler.cancels] == [["8.2"], ["8.2"]]
+
+
+def test_slots_of_a_host_leave_together(slots, scheduler):
+    slots.ask({"l1": "its node is wanted"}, TERM, GRACE_S, 0.0)
+    assert scheduler.cancels == [(["8.1", "8.2", "8.3"], TERM)]
+    assert set(slots.leave_requests) == {"l1", "l2", "l3"}
+
+
+def test_a_step_that_begins_after_its_lease_was_given_up_has_its_time_to_leave(slots, scheduler):
+    step = slots.all_steps.pop(("8", "c1/gpu.2"))
+    give_up(slots, "l2")
+    job, later = slots.ledger.jobs["l2"], GRACE_S + CANCEL_RETRY_S
+    slots.all_steps["8", "c1/gpu.2"] = step
+    slots.cancel([job], GRACE_S, later)
+    slots.cancel([job], GRACE_S, 2 * later)
+    assert scheduler.cancels == [(["8.2"], TERM), (["8.2"], ())]
+
+
+def test_slots_that_were_given_up_are_not_signalled_again(slots, scheduler):
+    give_up(slots, "l2")
+    slots.ask({"l1": "its node is wanted"}, TERM, GRACE_S, 1.0)
+    assert scheduler.cancels == [(["8.2"], TERM), (["8.1", "8.3"], TERM)]

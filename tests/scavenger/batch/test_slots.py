@@ -57,6 +57,26 @@ def test_a_slot_is_idle_if_everything_that_it_has_is(use, kind, expected):
     assert idle(HostResources(TOTAL, use), kind) == [f"c1/{kind.name}.{n}" for n in expected]
 
 
+@pytest.mark.parametrize(
+    ("host_idle", "why", "leased", "expected"),
+    [
+        (True, {}, {}, [0, 1]),
+        (True, {"closed": "where jobs have whole nodes"}, {}, [0, 1]),
+        (False, {}, {}, []),  # a job uses some of it
+        (True, {}, {"c1/gpu2.1": LeasedSlot("l1", False)}, []),  # its job waits for the host
+        (False, {}, {"c1/gpu2.1": LeasedSlot("l1", True)}, []),  # the other one is held by it
+    ],
+)
+def test_slots_of_a_kind_with_whole_hosts_are_idle_together(host_idle, why, leased, expected):
+    host, kind = HOST._replace(idle=host_idle), replace(PAIR, whole_host=True)
+    facts = slot_facts(host, HostResources(TOTAL, used(), **why), [kind], leased, {}, 0.0)
+    assert [fact.name for fact in facts] == ["c1/gpu2.0", "c1/gpu2.1"]
+    assert [f.name for f in facts if f.idle] == [f"c1/gpu2.{n}" for n in expected]
+    assert {fact.lease for fact in facts if fact.lease} == {
+        lease.lease for lease in leased.values()
+    }
+
+
 def test_a_running_lease_keeps_its_name_and_a_waiting_one_counts_as_used():
     leased = {"c1/gpu.1": LeasedSlot("l1", True), "c1/gpu.2": LeasedSlot("l2", False)}
     use = HostResources(TOTAL, used(gpu=2, cpus=16))  # one of a main job, one of l1
@@ -274,3 +294,14 @@ def test_the_part_of_a_host_that_a_slot_is():
     names = [*(f"a/gpu.{n}" for n in range(4)), "b/gpu.0", "b/cpu.0", "b/cpu.1", "whole"]
     assert parts_of_hosts(names) == {"gpu": 0.25, "cpu": 0.5}
     assert parts_of_hosts(["n1", "n2"]) == {}
+
+
+def test_a_host_of_which_a_slot_is_left_alone_is_left_alone():
+    facts = [
+        NodeFacts(f"c1/gpu2.{n}", "idle", idle=True, idle_since=since, kind="gpu2", unit="c1")
+        for n, since in enumerate((0.0, 90.0))
+    ]
+    choice = choose(facts, GapRules(idle_for_s=30.0, min_free_s=0.0), 100.0, lambda _: None)
+    assert choice.gaps == ()
+    assert choice.exclusions["c1/gpu2.0"][1] == "another slot of its host is left alone"
+    assert len(choose(facts, GapRules(idle_for_s=5.0), 100.0, lambda _: None).gaps) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.gate.rules import GateClosed, GateRules
 from scavenger.gate.verbs import check_script
-from scavenger.slurm.job import batch_script, shared_script
+from scavenger.slurm.job import batch_script, host_script, shared_script, step_options
 from tests.scavenger.gate.gate_world import AGENT, TEMPLATES, lease_spec, settings
 
 RULES = GateRules("slurm", AGENT, TEMPLATES["slurm"], "malletrain-", (), {}, {}, 1000)
@@ -31,6 +31,9 @@ MINE = [
 ]
 
 
+SLOT = step_options({"gpu": 2, "gpu:a100": 2, "shard": 1, "cpus": 8, "memory_mb": 1000})
+
+
 def scripts():
     """Name → the script of leases of one shape."""
     one = lease_spec()
@@ -44,6 +47,9 @@ def scripts():
             made[f"{shape} of {count}"] = shared_script(
                 settings(shape=shape), some[:count], shape == "block"
             )
+    slots = [one.part._replace(node=f"c1/gpu.{k}") for k, one in enumerate(some)]
+    for count in (1, 3):
+        made[f"host of {count}"] = host_script(TEMPLATES["slurm"], SLOT, slots[:count])
     return made
 
 
@@ -95,6 +101,26 @@ def test_a_lease_that_runs_something_else_does_not(argv, env):
         some = [lease_spec("l1", "n1"), replace(lease_spec("l2", "n2"), argv=argv or ("x",))]
         some[1] = replace(some[1], env={**some[1].env, **env})
         assert refused(shared_script(settings(shape=shape), some, False))
+    assert refused(host_script(RULES.template, SLOT, [one.part for one in some]))
+
+
+@pytest.mark.parametrize(
+    "node", ["#CHOICE", "#AMOUNTS", "#SLOTS", "'", "c1/gpu.0'", "c1", "c1/gpu.0;id", "c1/gpu.0 c2"]
+)
+def test_slots_have_names_of_slots(node, tmp_path):
+    env = {"MALLETRAIN_X": "$(: >mine)"}
+    slots = [lease_spec(**env).part._replace(node=name) for name in (node, "c1/gpu.1")]
+    script = host_script(RULES.template, SLOT, slots)
+    assert refused(script)
+    run(script.decode(), tmp_path)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("word", ["--overlap", "--gres=gpu:1;id", "--chdir=/", "x", "--mem=1G"])
+def test_slots_ask_for_their_amounts_only(word):
+    slots = [lease_spec().part._replace(node="c1/gpu.0")]
+    check_script(host_script(RULES.template, SLOT, slots), RULES)
+    assert refused(host_script(RULES.template, [*SLOT, word], slots))
 
 
 @pytest.mark.parametrize("name", scripts())

@@ -11,7 +11,7 @@ from scavenger.gate.rules import GateClosed, GateRules
 from scavenger.gate.verbs import gated
 from scavenger.pbs.hosts import slot_chunk
 from scavenger.pbs.job import SHARED_PLACE, chunk_of, qsub
-from scavenger.slurm.job import sbatch, sbatch_shared, shrink
+from scavenger.slurm.job import sbatch, sbatch_host, sbatch_shared, shrink
 from tests.scavenger.gate.gate_world import AGENT, NAMES, OPTIONS, PBS, lease_spec, settings
 
 RULES = {
@@ -38,6 +38,9 @@ def submissions():
         "step": ("slurm", sbatch(least, lease_spec(), True)),
         "federated": ("slurm", sbatch(settings(), lease_spec(), False, cluster="north_1")),
     }
+    pair = SlotKind("pair", {"gpu": 2, "cpus": 4, "memory_mb": 600}, whole_host=True)
+    slots = [replace(one, node=f"c1/pair.{one.lease}", slot=pair) for one in shared]
+    made["host"] = "slurm", sbatch_host(settings(), slots)
     for shape in ("array", "block"):
         others = {f"m{k}" for k in range(200)}
         one = settings(shape=shape)

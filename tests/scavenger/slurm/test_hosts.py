@@ -7,7 +7,12 @@ import pytest
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.slots import DeviceParts, HostResources, Neighbour, SlotKind, slot_facts
 from scavenger.interface import SchedulerError
-from scavenger.slurm.hosts import read_gres, read_hosts, with_neighbours
+from scavenger.slurm.hosts import (
+    processors_of_a_core,
+    read_gres,
+    read_hosts,
+    with_neighbours,
+)
 from scavenger.slurm.job import slot_options
 
 LINE = (
@@ -165,3 +170,17 @@ def test_whose_jobs_are_on_a_host():
 )
 def test_the_options_that_request_a_slot(amounts, options):
     assert slot_options(amounts) == options
+
+
+@pytest.mark.parametrize(
+    ("fields", "processors"),
+    [
+        ({"CPUTot": "128", "Sockets": "2", "CoresPerSocket": "32", "ThreadsPerCore": "2"}, 2),
+        ({"CPUTot": "64", "Sockets": "2", "CoresPerSocket": "32", "ThreadsPerCore": "2"}, 1),
+        ({"CPUTot": "64", "Sockets": "1", "CoresPerSocket": "8", "ThreadsPerCore": "1"}, 1),
+        ({"CPUTot": "8"}, 1),
+        ({"CPUTot": "8", "Sockets": "0", "CoresPerSocket": "8"}, 1),
+    ],
+)
+def test_how_many_processors_are_one_core(fields, processors):
+    assert processors_of_a_core(fields) == processors

@@ -3,7 +3,7 @@
 import pytest
 
 from scavenger.batch.limits import job_limit
-from scavenger.slurm.job import SlurmLeaseOptions
+from scavenger.slurm.job import SlurmLeaseOptions, split_by_lease
 from scavenger.slurm.limits import MAX_YIELD_S, START_WAIT_S, YIELD_PAUSE_S, LimitWatch, at_limit
 from scavenger.slurm.parse import read_jobs
 from tests.scavenger.slurm import slurm_world as world
@@ -20,6 +20,41 @@ def answer(reason, *, user="me", account="phys", count=1, owner="me", **options)
     jobs = read_jobs(line + OURS, "MARK", PREFIX)
     own = {job.name[len(PREFIX) :]: job for job in jobs.ours}
     return at_limit(jobs.pending, own, SlurmLeaseOptions(**options), owner)
+
+
+@pytest.mark.parametrize(("count", "leave"), [(1, ["l1"]), (2, ["l1", "l3"]), (5, ["l1", "l3"])])
+def test_the_slots_of_a_host_count_as_the_one_job_that_they_are(count, leave):
+    """The ender of leases has the others leave with the first."""
+    lines = [
+        world.job("PENDING", 1, "big", account="phys", count=count, reason="AssocMaxJobsLimit")
+    ]
+    lines += [
+        world.job(
+            "RUNNING", 70 + host, f"{PREFIX}l{first}-{first + 1}", account="phys", nodes=f"n{host}"
+        )
+        for host, first in ((1, 1), (2, 3))
+    ]
+    jobs = read_jobs("".join(lines), "MARK", PREFIX)
+    slots = {f"l{n}": f"n{host}/gpu.{n}" for host, ns in ((1, (1, 2)), (2, (3, 4))) for n in ns}
+    parts = split_by_lease(jobs.ours, PREFIX, slots.get, {"me"})
+    own = {job.name[len(PREFIX) :]: job for job in parts}
+    assert own.keys() == slots.keys()
+    assert at_limit(jobs.pending, own, SlurmLeaseOptions(), "me").needed_leases == {"1": leave}
+
+
+def test_the_nodes_of_a_block_count_each():
+    block = world.job("RUNNING", 70, f"{PREFIX}l1-5", account="phys", nodes="n[1-5]", batch="n1")
+    lines = [
+        world.job("PENDING", n, "big", account="phys", count=count, reason="AssocGrpNodeLimit")
+        for n, count in ((1, 3), (2, 2))
+    ]
+    jobs = read_jobs("".join([*lines, block]), "MARK", PREFIX)
+    nodes = {f"l{n}": f"n{n}" for n in range(1, 6)}
+    own = {
+        job.name[len(PREFIX) :]: job for job in split_by_lease(jobs.ours, PREFIX, nodes.get, {"me"})
+    }
+    demand = at_limit(jobs.pending, own, SlurmLeaseOptions(), "me")
+    assert demand.needed_leases == {"1": ["l1", "l2", "l3"], "2": ["l4", "l5"]}
 
 
 @pytest.mark.parametrize(

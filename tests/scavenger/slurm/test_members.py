@@ -63,6 +63,21 @@ def test_nodes_of_a_block():
     ]
 
 
+def test_slots_of_a_whole_host():
+    slots = {"l1": "c1/gpu.0", "l3": "c1/gpu.2"}  # an earlier daemon has forgotten l2
+    for state, nodes, placed in (("PENDING", "", ""), ("RUNNING", "c1", None)):
+        parts = split_by_lease(
+            [job(state, "8", nodes, batch="c1")], PREFIX, lambda lease: slots.get(lease, ""), {"me"}
+        )
+        assert {p.name[len(PREFIX) :]: p.requested_nodes for p in parts} == slots
+        assert [p.node_list for p in parts] == [slots[k] if placed is None else "" for k in slots]
+        running = state == "RUNNING"
+        assert [(p.part.id, p.part.first, p.part.removable) for p in parts] == [
+            ("8/c1/gpu.0", False, running),
+            ("8/c1/gpu.2", False, running),
+        ]
+
+
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_node_that_no_daemon_knows_is_nobodys_lease_and_not_kept(state):
     parts = split_by_lease([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get, {"me"})
@@ -94,6 +109,12 @@ def test_steps():
     text = "8.0|n2\n8.1|n3\n8.batch|n1\n8.extern|n[1-3]\n"
     assert read_steps(text) == {("8", "n2"): "8.0", ("8", "n3"): "8.1"}
     assert read_steps("") == {}
+    text = "8.0|c1|c1/gpu.0\n8.1|c1|c1/gpu.1\n9.0|c2|sh\n8.batch|c1|batch\n"
+    assert read_steps(text) == {
+        ("8", "c1/gpu.0"): "8.0",
+        ("8", "c1/gpu.1"): "8.1",
+        ("9", "c2"): "9.0",
+    }
 
 
 @pytest.mark.parametrize(

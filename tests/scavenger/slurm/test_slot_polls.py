@@ -90,6 +90,18 @@ def test_hosts_of_an_exclusive_partition_among_several_of_the_leases(
     assert names(polled) == (ALL if shared == "n[1-2]" else ON_N2), "leases are in shared only"
 
 
+@pytest.mark.parametrize("default", ["whole", "shared"])
+def test_leases_that_name_no_partition_run_in_the_default_one(world, default):
+    parts = [("whole", "n[1-2]", EXCLUSIVE), ("shared", "n[1-2]", "")]
+    lease_partitions(
+        world,
+        *((name, hosts, f"{setting} Default={'YES' if name == default else 'NO'}")
+          for name, hosts, setting in parts),
+    )  # fmt: skip
+    polled = world.ready(slots=(GPU,), lease=SlurmLeaseOptions()).poll()
+    assert names(polled) == ([] if default == "whole" else ALL)
+
+
 @pytest.mark.parametrize(
     ("select", "parameters", "idle"),
     [

@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def compare(
         rows.append(row)
         console.print(row)
     return {
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "nodes": nodes,

@@ -1,13 +1,16 @@
 """One training and one trace of joins, leaves and losses under MalleTrain and beside others.
 
-    python -m benchmarks.peers [--contenders live restart torchft torchrun torchrun-short ray]
-    [--trace join leave lose join] [--nodes 2] [--model-mb 10] [--repeats 1] [--every-s 10] [--json]
+    python -m benchmarks.peers [--contenders live restart torchft torchrun torchrun-short ray
+    ray-torchft] [--trace join leave lose join] [--nodes 2] [--model-mb 10] [--repeats 1]
+    [--every-s 10] [--json]
 
 MalleTrain in live and in restart mode, torchft, plain torchrun (c10d rendezvous and a checkpoint
 file; ``torchrun-short`` with its times set short) and Ray Train's elastic mode train the same model
 (benchmarks/peers_training.py: a constant global batch, a sleep in every step) on virtual nodes of
 this machine, and go through the same changes. A change is followed by the next one when the
 training has settled at the new number of nodes and ``--every-s`` seconds have passed since.
+``ray-torchft`` is Ray Train with torchft's replica groups, whose number is fixed: it needs a trace
+that never exceeds ``--nodes``, such as ``--nodes 3 --trace lose join leave join``.
 
 * pause: the longest time without a finished step, from the last one before the change. It contains
   one step.

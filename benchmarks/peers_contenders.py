@@ -225,6 +225,7 @@ class Ray(_Processes):
     """
 
     name = "ray"
+    script = HERE / "train_peers_ray.py"
     NOTICE_S = 5
 
     def __init__(self, root: Path, nodes: int, arguments: list[str]) -> None:
@@ -268,7 +269,7 @@ class Ray(_Processes):
         for number in range(nodes):
             self._node()
             until(partial(self._at_least, number + 1), f"{number + 1} nodes of Ray are there")
-        argv = [str(self.python), str(HERE / "train_peers_ray.py"), *self.arguments]
+        argv = [str(self.python), str(self.script), *self.arguments]
         self.common.insert(0, self._popen(argv, "driver.log"))
 
     def _node(self) -> None:
@@ -321,6 +322,21 @@ class Ray(_Processes):
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
+class RayTorchft(Ray):
+    """Ray Train with torchft's replica groups, as many as the nodes at the beginning."""
+
+    name = "ray-torchft"
+    script = HERE / "train_peers_ray_torchft.py"
+
+    def begin(self, nodes: int) -> None:
+        if nodes < self.nodes:
+            raise RuntimeError(
+                f"The number of Ray's replica groups is fixed: {self.nodes} nodes of this trace "
+                f"need --nodes {self.nodes}."
+            )
+        super().begin(nodes)
+
+
 PEERS: dict[str, type[Peer]] = {
     "live": PeerLive,
     "restart": PeerRestart,
@@ -328,4 +344,5 @@ PEERS: dict[str, type[Peer]] = {
     "torchrun": PeerTorchrun,
     "torchrun-short": PeerTorchrunShort,
     "ray": Ray,
+    "ray-torchft": RayTorchft,
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 PACKAGES: dict[str, tuple[str, ...]] = {
     "torchft": ("torchft-nightly==2026.10.26",),
     "ray": ("ray[train]==2.60.0",),
+    "ray-torchft": ("ray[train]==2.60.0", "torchft-nightly==2026.10.26"),
     "tune": ("ray[tune]==2.60.0",),
     "hyperqueue": ("hyperqueue==0.27.0",),
     "submitit": ("submitit==1.5.4",),

@@ -57,7 +57,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.print({k: v for k, v in rows[-1].items() if k != "main_waits_s"}, highlight=False)
     rows = with_added_waits(rows)
     return {
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "setting": {k: v for k, v in vars(options).items() if k not in ("json", "contenders")},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,14 +21,19 @@ from benchmarks.peers_training import Log, arguments, loss_of, network, share
 TIMEOUT = timedelta(seconds=float(os.environ.get("PEERS_TORCHFT_TIMEOUT_S", "5")))
 
 
-def main() -> None:
-    args = arguments(__doc__)
+def train(folder: str, mb: float, step_s: float, leaving: Callable[[], bool]) -> None:
+    """Train as one replica group until ``leaving`` returns true after a step.
+
+    Args:
+        folder: folder of the logs.
+        mb: parameters in MB.
+        step_s: sleep in every step, seconds.
+        leaving: whether the process is to leave.
+    """
     # here, so that --help works without torchft
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
-    model, plain = network(args.mb)
-    notice = []
-    signal.signal(signal.SIGTERM, lambda number, _: notice.append(number))
+    model, plain = network(mb)
 
     def load(state: dict[str, Any]) -> None:
         model.load_state_dict(state["model"])
@@ -51,8 +57,8 @@ def main() -> None:
     )
     net = DistributedDataParallel(manager, model)
     optimizer = Optimizer(manager, plain)
-    log = Log(args.folder)
-    while not notice:
+    log = Log(folder)
+    while not leaving():
         optimizer.zero_grad()  # begins the quorum
         place, world = manager.participating_rank(), manager.num_participants()
         step = manager.current_step() + 1
@@ -61,12 +67,19 @@ def main() -> None:
         if samples:
             log.draw(step, world, place, samples)
         loss_of(net, samples).backward()
-        time.sleep(args.step_s)
+        time.sleep(step_s)
         before = manager.current_step()
         optimizer.step()
         if samples and manager.current_step() > before:
             log.done(step, world, place)
     manager.shutdown(wait=False)
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    notice: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: notice.append(number))
+    train(args.folder, args.mb, args.step_s, lambda: bool(notice))
     os._exit(0)
 
 

@@ -128,8 +128,22 @@ descriptors above 1,024; this limit notices a leak long before.
 """
 
 
+FOLDER = Path.cwd()
+"""Working folder of the tests, which every test leaves as it was."""
+
+
+def _working_folder():
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "a folder that was removed"
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
+    if (folder := _working_folder()) != str(FOLDER):
+        os.chdir(FOLDER)
+        pytest.fail(f"After this test the working folder is {folder}, not {FOLDER}.")
     descriptors = os.listdir("/proc/self/fd")
     if len(descriptors) > MAX_DESCRIPTORS:
         gc.collect()

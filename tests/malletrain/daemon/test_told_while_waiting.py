@@ -21,6 +21,7 @@ from malletrain.sim.reports import Reports
 from malletrain.sim.workloads import SimJob
 from malletrain.store.records import JobRow, ProfileRow
 from malletrain.store.store import Store
+from malletrain.waits import time_limit
 from tests.malletrain.daemon.engines import make_engine
 from tests.malletrain.daemon.test_curves import MEASURED
 from tests.waiting import PATIENCE_S
@@ -80,7 +81,7 @@ def prior(engine, job):
 
 async def delivery(engine):
     """Wait until the waiting jobs have their new priors."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with time_limit(PATIENCE_S):
         while engine.state.curves.news:
             await asyncio.sleep(0.001)
             if engine.transactions.failed.done():

@@ -1,16 +1,19 @@
 """One training and one trace of joins, leaves and losses under MalleTrain and beside others.
 
     python -m benchmarks.peers [--contenders live restart torchft torchrun torchrun-short ray
-    ray-torchft] [--trace join leave lose join] [--nodes 2] [--model-mb 10] [--repeats 1]
-    [--every-s 10] [--json]
+    ray-torchft] [--trace join leave lose join] [--times 1] [--nodes 2] [--model-mb 10]
+    [--repeats 1] [--every-s 10] [--checkpoint-every-s 2] [--json]
 
 MalleTrain in live and in restart mode, torchft, plain torchrun (c10d rendezvous and a checkpoint
 file; ``torchrun-short`` with its times set short) and Ray Train's elastic mode train the same model
 (benchmarks/peers_training.py: a constant global batch, a sleep in every step) on virtual nodes of
 this machine, and go through the same changes. A change is followed by the next one when the
 training has settled at the new number of nodes and ``--every-s`` seconds have passed since.
-``ray-torchft`` is Ray Train with torchft's replica groups, whose number is fixed: it needs a trace
-that never exceeds ``--nodes``, such as ``--nodes 3 --trace lose join leave join``.
+``--times`` repeats the trace within a run: ``--nodes 3 --trace lose join --times 1000 --every-s 0
+--checkpoint-every-s inf`` is a thousand losses of a training whose state is only in the memory of
+the other nodes (live mode and torchft). ``ray-torchft`` is Ray Train with torchft's replica groups,
+whose number is fixed: it needs a trace that never exceeds ``--nodes``, such as ``--nodes 3 --trace
+lose join leave join``.
 
 * pause: the longest time without a finished step, from the last one before the change. It contains
   one step.
@@ -28,7 +31,9 @@ torchft and Ray are installed into environments of their own below ~/.cache/mall
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import platform
 import statistics
@@ -108,8 +113,9 @@ def undisturbed(args: argparse.Namespace) -> dict[str, float]:
 
 def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dict[str, Any]:
     """Run one contender through the whole trace once. Raises NotInstalled, RuntimeError."""
-    changes = [MOVES[move] for move in args.trace]
-    most = max(args.nodes + sum(changes[:k]) for k in range(len(changes) + 1))
+    moves = [*args.trace] * args.times
+    changes = [MOVES[move] for move in moves]
+    most = max(itertools.accumulate(changes, initial=args.nodes))
     events = []
     with tempfile.TemporaryDirectory(prefix="mt-peers-") as folder:
         peer, logs = made(PEERS[name], Path(folder), most, args)
@@ -119,10 +125,12 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
             until(lambda: settled(logs.look(), world, 0.0), f"{name} trains on {world}")
             began = time.time()
             time.sleep(args.every_s)
-            for move, by in zip(args.trace, changes, strict=True):
+            for number, (move, by) in enumerate(zip(moves, changes, strict=True), 1):
                 at, world = time.time(), world + by
+                if number % 100 == 0:
+                    say.print(f"{name}: {number} of {len(moves)} changes", highlight=False)
                 getattr(peer, move)()
-                over_when = partial(lambda world, at: settled(logs.look(), world, at), world, at)
+                over_when = partial(lambda world, at: settled(logs.look(at), world, at), world, at)
                 until(over_when, f"{name}: {move} to {world} is over")
                 over = time.time()
                 time.sleep(max(0.0, at + args.every_s - over))
@@ -138,7 +146,8 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
         f"{number} {move}": round(pause(done, at, end), 3)
         for number, (move, at, end, _) in enumerate(events, 1)
     }
-    say.print(f"{name}: {pauses}, {samples}", highlight=False)
+    shown = pauses if args.times == 1 else by_move([{"pauses_s": pauses}])
+    say.print(f"{name}: {shown}, {samples}", highlight=False)
     return {
         "pauses_s": pauses,
         "settled_s": {f"{n} {e[0]}": round(e[3], 2) for n, e in enumerate(events, 1)},
@@ -152,6 +161,24 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
     }
 
 
+def by_move(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return move → number of such changes in all runs, and their median, 99th percentile and
+    longest pause.
+    """
+    of_move: dict[str, list[float]] = {}
+    for change, seconds in itertools.chain.from_iterable(run["pauses_s"].items() for run in runs):
+        of_move.setdefault(change.split()[1], []).append(seconds)
+    return {
+        move: {
+            "changes": len(times),
+            "median_s": round(statistics.median(times), 3),
+            "p99_s": sorted(times)[max(0, math.ceil(0.99 * len(times)) - 1)],
+            "longest_s": max(times),
+        }
+        for move, times in of_move.items()
+    }
+
+
 def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one contender's row: medians of times, sums of counts."""
     return {
@@ -161,6 +188,7 @@ def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             event: round(statistics.median(run["pauses_s"][event] for run in runs), 3)
             for event in runs[0]["pauses_s"]
         },
+        "by_move": by_move(runs),
         "goodput": round(statistics.median(run["goodput"] for run in runs), 3),
         "good_time": round(statistics.median(run["good_time"] for run in runs), 3),
         "step_s": round(statistics.median(run["step_s"] for run in runs), 4),
@@ -171,8 +199,10 @@ def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(rows: Sequence[dict[str, Any]], args: argparse.Namespace, say: Console) -> None:
-    """Return the table."""
+    """Print the table: a column for each change, or for each move if the trace is repeated."""
     events = [f"{number} {move}" for number, move in enumerate(args.trace, 1)]
+    if args.times > 1:
+        events = list(dict.fromkeys(args.trace))
     table = Table(
         "contender",
         *(f"{e}, s" for e in events),
@@ -182,9 +212,18 @@ def show(rows: Sequence[dict[str, Any]], args: argparse.Namespace, say: Console)
         if "why" in row:
             table.add_row(row["contender"], row["why"])
             continue
+        if args.times > 1:
+            pauses = [
+                "{median_s:.2f}, p99 {p99_s:.2f}, longest {longest_s:.2f}".format(
+                    **row["by_move"][event]
+                )
+                for event in events
+            ]
+        else:
+            pauses = [f"{row['pauses_s'][event]:.2f}" for event in events]
         table.add_row(
             row["contender"],
-            *(f"{row['pauses_s'][event]:.2f}" for event in events),
+            *pauses,
             f"{row['goodput']:.3f}",
             f"{row['good_time']:.3f}",
             str(row["repeated"]),
@@ -204,17 +243,20 @@ def main() -> None:
     parser.add_argument(
         "--trace", nargs="+", choices=list(MOVES), default=["join", "leave", "lose", "join"]
     )
+    parser.add_argument("--times", type=int, default=1, help="how often the trace is repeated")
     parser.add_argument("--nodes", type=int, default=2, help="at the beginning")
     parser.add_argument("--model-mb", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--every-s", type=float, default=10.0, help="seconds between changes")
     parser.add_argument("--step-s", type=float, default=0.05, help="sleep in every step")
-    parser.add_argument("--checkpoint-every-s", type=float, default=2.0)
+    parser.add_argument(
+        "--checkpoint-every-s", type=float, default=2.0, help="inf: live mode writes none"
+    )
     parser.add_argument("--undisturbed-s", type=float, default=15.0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    sizes = [args.nodes + sum(MOVES[m] for m in args.trace[:k]) for k in range(len(args.trace) + 1)]
-    if min(sizes) < 1:
+    changes = [MOVES[move] for move in args.trace] * args.times
+    if min(itertools.accumulate(changes, initial=args.nodes)) < 1:
         parser.error("the trace leaves no node to train on")
     say = Console(stderr=True)
     root = str(Path(__file__).parents[1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class Logs:
         self._read: dict[Path, int] = {}
         self._lines: dict[Path, list[Line]] = {}
 
-    def look(self) -> list[list[Line]]:
-        """Read new lines. Return all lines so far, a list for each process."""
+    def look(self, since: float = 0.0) -> list[list[Line]]:
+        """Read new lines. Return the lines after ``since``, a list for each process."""
         for path in sorted(self.folder.glob("rank-*")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -58,7 +59,10 @@ class Logs:
             whole = data[: data.rfind(b"\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(whole)
             self._lines.setdefault(path, []).extend(lines_of(whole.decode()))
-        return list(self._lines.values())
+        return [
+            lines[bisect_right(lines, since, key=lambda line: line.time) :]
+            for lines in self._lines.values()
+        ]
 
 
 def trained(logs: Iterable[Sequence[Line]]) -> list[Line]:
@@ -128,10 +132,11 @@ def finished(logs: Iterable[Sequence[Line]]) -> list[Line]:
 
 def pause(done: Sequence[Line], begin: float, end: float) -> float:
     """Return the longest time in ``begin`` … ``end`` without a finished step, counted from the last
-    step before, seconds.
+    step before, seconds. ``done`` is in the order of time.
     """
-    before = [d.time for d in done if d.time < begin][-1:]
-    inside = [d.time for d in done if begin <= d.time <= end]
+    first = bisect_left(done, begin, key=lambda d: d.time)
+    before = [d.time for d in done[max(0, first - 1) : first]]
+    inside = [d.time for d in done[first : bisect_right(done, end, key=lambda d: d.time)]]
     times = [*(before or [begin]), *inside, *([] if inside else [end])]
     return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from torch.utils.data import DataLoader
@@ -26,7 +27,7 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         sampler=sampler,
-        snapshot=args.checkpoint,
+        snapshot=args.checkpoint if math.isfinite(args.checkpoint_every_s) else None,
         snapshot_every_s=args.checkpoint_every_s,
         warmup=lambda: loss_of(model, [0]).backward(),
     )

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from benchmarks import peers_environments
-from benchmarks.peers import settled
-from benchmarks.peers_account import lines_of
+from benchmarks.peers import by_move, settled
+from benchmarks.peers_account import Logs, lines_of
 from benchmarks.peers_environments import NotInstalled, python_of
 from benchmarks.sharded import losses, walk
 from benchmarks.switched_cluster import Switches, switch
@@ -63,3 +63,22 @@ def test_the_trace_changes_the_size_at_every_step():
     assert set(path) <= set(range(4, 9))
     assert all(a != b for a, b in itertools.pairwise(path))
     assert path == walk([8, 4, 6, 8], 20)
+
+
+def test_pauses_by_move_are_those_of_all_runs():
+    first = {f"{n} {'join' if n % 2 else 'lose'}": n / 100 for n in range(1, 201)}
+    rows = by_move([{"pauses_s": first}, {"pauses_s": {"1 join": 9.0}}])
+    assert rows == {
+        "join": {"changes": 101, "median_s": 1.01, "p99_s": 1.99, "longest_s": 9.0},
+        "lose": {"changes": 100, "median_s": 1.01, "p99_s": 1.98, "longest_s": 2.0},
+    }
+
+
+def test_logs_are_read_as_they_grow(tmp_path):
+    logs, path = Logs(tmp_path), tmp_path / "rank-1"
+    path.write_text("1.0 done 1 1 0\n2.0 done 2 1 0\n3.0 do")
+    assert [[line.step for line in log] for log in logs.look()] == [[1, 2]]
+    with path.open("a") as file:
+        file.write("ne 3 1 0\n")
+    assert [[line.step for line in log] for log in logs.look(2.0)] == [[3]]
+    assert [[line.step for line in log] for log in logs.look()] == [[1, 2, 3]]

@@ -99,8 +99,18 @@ def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
         (vars(part), name)
         for part in module.modules()
         for name, value in vars(part).items()
-        if type(value) in (bool, int, float, str) and name not in without
+        if (type(value) in (bool, int, float, str) or is_numpy_number(value))
+        and name not in without
     ]
+
+
+def is_numpy_number(value: Any) -> bool:
+    """Return whether ``value`` is a number or flag of numpy, as ``numpy.maximum()`` returns."""
+    return (
+        type(value).__module__ == "numpy"
+        and getattr(value, "ndim", 1) == 0
+        and (not hasattr(value, "__setitem__") and value.dtype.kind in "biuf")
+    )
 
 
 _FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"

@@ -170,6 +170,12 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
             "a dict."
         )
     _tell_inner_metrics(owner, name, value)
+    if isinstance(getattr(value, "batch_sampler", None), CountedEpochs):
+        raise TypeError(
+            f"{owner}: {name} is a {type(value).__name__} over an ElasticSampler, which knows the "
+            "position in the data itself: the loader would leave out the same batches again. Pass "
+            "the sampler, and not the loader."
+        )
     if isinstance(value, list | tuple):
         raise TypeError(
             f"{owner}: {name} is a {type(value).__name__}. Pass each of its items under a name of "
@@ -476,6 +482,15 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
             "an ElasticStream.",
             once="no sampler",
         )
+    ranks, world_size = payload.get("world_size"), rank_and_world()[1]
+    for key, value in objects.items():
+        if ranks not in (None, world_size) and _is_position_of_rank(value):
+            report.tell(
+                f"{key!r} is a {type(value).__name__}, whose state is the position of one of "
+                f"{ranks} ranks, and there are {world_size} now: samples of the current epoch are "
+                "repeated or left out. Use a malletrain.ElasticSampler.",
+                once=f"position in {key}",
+            )
     for key in objects:
         if key not in saved:
             report.tell(
@@ -487,6 +502,12 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
                 f"Snapshot {name} also holds {key!r}, which this script does not use; it is "
                 "left out of later snapshots."
             )
+
+
+def _is_position_of_rank(value: Any) -> bool:
+    """Return whether ``value`` is a loader or sampler of torchdata that has a state."""
+    names = {cls.__name__ for cls in type(value).__mro__}
+    return not names.isdisjoint({"StatefulDataLoader", "StatefulDistributedSampler"})
 
 
 def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:

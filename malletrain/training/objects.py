@@ -12,6 +12,7 @@ right before its next update. Until then the script must add the other groups wi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -54,12 +55,12 @@ def load(
     with in_saved_order():
         groups = optimizer.param_groups
         if len(groups) >= len(saved) or _sizes(groups) != _sizes(saved[: len(groups)]):
-            optimizer.load_state_dict(state)
+            _load_in_place(optimizer, state)
             return
         first = saved[: len(groups)]
         numbers = {number for group in first for number in group["params"]}
         entries = {key: entry for key, entry in state["state"].items() if key in numbers}
-        optimizer.load_state_dict({**state, "state": entries, "param_groups": first})
+        _load_in_place(optimizer, {**state, "state": entries, "param_groups": first})
 
     def complete(optimizer: Any, *_: Any) -> None:
         handle.remove()
@@ -79,9 +80,30 @@ def load(
                 "step: write `if epoch >= 2 and len(optimizer.param_groups) == 1:`, not "
                 "`if epoch == 2:`."
             )
-        optimizer.load_state_dict(state)
+        _load_in_place(optimizer, state)
 
     handle = optimizer.register_step_pre_hook(complete)
+
+
+def _load_in_place(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Load ``state`` into ``optimizer``, whose list of groups and whose groups stay the same
+    objects. torch puts others in their place, and a script's own schedule, a wrapper such as LARC
+    or a variable for a group would set the rates of groups that nobody uses.
+    """
+    own = optimizer.param_groups
+    groups = list(own)
+    optimizer.load_state_dict(state)
+    loaded = optimizer.param_groups
+    for group, options in zip(groups, loaded, strict=False):
+        if group is not options:
+            group.clear()
+            group.update(options)
+    groups[len(loaded) :] = []
+    loaded[: len(groups)] = groups
+    if loaded is not own:
+        own[:] = loaded
+        with contextlib.suppress(AttributeError):  # a wrapper may only show the list
+            optimizer.param_groups = own
 
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:

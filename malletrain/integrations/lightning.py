@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ import malletrain
 from malletrain.integrations import checkpoints, lightning_rounds
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
+from malletrain.integrations.lightning_loader import Loader
 from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles, StepSchedulers
 from malletrain.integrations.random_states import RandomStates
 from malletrain.training import owner, report, rng
@@ -51,40 +52,6 @@ _ONE_LOADER_ADVICE = (
     "epochs: train_dataloader() may return it, and must not make another one "
     "(reload_dataloaders_every_n_epochs)."
 )
-
-
-class Loader:
-    """The batches for ``fit``. Not a DataLoader, because Lightning would distribute its batches
-    over the ranks a second time.
-    """
-
-    def __init__(self, loader: DataLoader[Any], batches: ConstantBatch) -> None:
-        self._loader = loader
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        """Start to read. The seed of the loader's workers follows from the state of torch's
-        generator, which does not change, and from the position: where a run resumes, Lightning
-        calls this in another place than in a run without changes.
-        """
-        state = torch.get_rng_state()
-        rng.branch(self._batches.samples_done)
-        try:
-            return iter(self._loader)
-        finally:
-            torch.set_rng_state(state)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state; Lightning calls it to see whether the loader can resume. The
-        callback sets the start.
-        """
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state."""
 
 
 class MalleTrainCallback(Callback):
@@ -302,9 +269,10 @@ class MalleTrainCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start an epoch, and save if due: the previous epoch is complete. Lightning creates the
-        epoch's iterator after this.
+        epoch's iterator after this, except in an epoch in which it resumes.
         """
-        self._resume_rng()
+        if self._resume_rng() and trainer.current_epoch and self._loader is not None:
+            self._loader.is_late = True
         assert self._batches is not None
         self._batches.epoch = self._epoch = trainer.current_epoch
         self._step = 0
@@ -318,6 +286,9 @@ class MalleTrainCallback(Callback):
         (the learning rate) log once per step.
         """
         self._resume_rng()
+        if self._loader is not None and self._loader.is_late:
+            self._loader.draw()
+            self._loader.is_late = False
         self._save_if_due(trainer)
         assert self._batches is not None
         self._schedulers.before_step(batch_idx // self._batches.accumulate + 1)
@@ -326,11 +297,14 @@ class MalleTrainCallback(Callback):
         if batch_idx % self._batches.accumulate:
             trainer.log_every_n_steps = lightning_rounds.NEVER
 
-    def _resume_rng(self) -> None:
-        """Set the random generators to their states at the checkpoint, where it was written."""
+    def _resume_rng(self) -> bool:
+        """Set the random generators to their states at the checkpoint, where it was written. Return
+        whether there are any.
+        """
         states, self._resumed_rng = self._resumed_rng, None
         if states is not None:
             states.load()
+        return states is not None
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Save if due: only the script's code after ``fit`` remains."""

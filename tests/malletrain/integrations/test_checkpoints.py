@@ -182,6 +182,22 @@ def test_the_frequency_of_a_scheduler_of_lightning_counts_steps(tmp_path, monkey
     assert [rate for _, rate, *_ in moved + more] == pytest.approx(due)
 
 
+@pytest.mark.parametrize("options", [{}, {"generator": None}], ids=["default", "generator"])
+def test_the_loader_for_lightning_draws_as_often_as_torchs(options, tmp_path):
+    """So that a training without a change of nodes draws the numbers that it draws without us."""
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.lightning import MalleTrainCallback
+
+    def drawn(loader):
+        torch.manual_seed(0)
+        iter(loader)
+        return float(torch.rand(()))
+
+    own = {name: torch.Generator() for name in options}
+    ours = MalleTrainCallback(tmp_path).loader(torch.arange(8.0), batch_size=4, **own)
+    assert drawn(ours) == drawn(torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, **own))
+
+
 @pytest.mark.parametrize("stop", [5, 6])
 def test_trainer_draws_on_where_its_checkpoint_has_no_random_states_of_a_rank(
     stop, tmp_path, monkeypatch

@@ -93,9 +93,11 @@ class JobPlace:
     """Memory of such a lease, bytes; None for a whole node."""
 
 
-def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def base_environment(
+    agents: Mapping[str, str], own: Mapping[str, str], trains: bool = True
+) -> dict[str, str]:
     """Return the environment that all jobs with the variables ``own`` share: the ``agents``'
-    environment without misleading variables, and ``own``.
+    environment without misleading variables, and ``own``. ``trains``: whether these are trainings.
     """
     environment = {
         name: value
@@ -105,6 +107,10 @@ def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[
     environment["PYTHONUNBUFFERED"] = "1"
     # Otherwise torch logs a C++ backtrace for each store or group that ends with a round.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if trains:
+        # A script that numbers the words of a set, or splits its data by hash(), must do so alike
+        # in each round. A service is spared, because its clients could choose colliding keys.
+        environment.setdefault("PYTHONHASHSEED", "0")
     environment.update(own)
     return environment
 
@@ -131,7 +137,7 @@ def job_environment(
         max_processes: maximum number of processes on a node in any round; 0: as in the order.
     """
     spec = order.spec
-    environment = base_environment(place.environment, spec.env)
+    environment = base_environment(place.environment, spec.env, spec.trains)
     if not fabric.sets_network(spec.env):
         if place.chosen:
             environment.update(fabric.network_variables(place.interface))

@@ -33,10 +33,12 @@ from typing import Any
 import malletrain
 from malletrain.integrations import checkpoints
 from malletrain.integrations.guard import StateGuard
+from malletrain.integrations.random_states import RandomStates, read_states, save_states
 from malletrain.training import owner, report
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.ranks import rank_and_world
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.snapshot_file import SnapshotError
@@ -162,8 +164,15 @@ class Guard(StateGuard):
                 "earlier release). Begin anew in another folder."
             )
         self.sampler.load_state_dict(record)
+        rank, world_size = rank_and_world()
+        saved_ranks = record.get("world_size", world_size)
+        states = None
+        if world_size > saved_ranks:
+            states = RandomStates(read_states(newest), self.from_rank_0)
         with self._without_automatic_names():
             self._accelerator.load_state(newest)
+        if states is not None and rank >= saved_ranks:
+            states.load()
         self._numbers.restore(record.get("numbers", {}))
         self._schedulers.resumed(record.get("schedulers", {}))
         # the script's own states continue with their numbers
@@ -323,6 +332,8 @@ class Guard(StateGuard):
             facts = {**self.sampler.state_dict(), "iteration": number}
             facts["numbers"] = self._numbers.changed()
             facts["schedulers"] = self._schedulers.progress()
+            facts["world_size"] = rank_and_world()[1]
+            save_states(state)
             checkpoints.write_record(state, self._run, facts)
             if self.sampler.between_epochs:
                 self._in_open_epoch = name

@@ -64,6 +64,13 @@ class ConstantBatch:
         self.resumed = (0, 0)
         """(epoch, step) from which the training resumes; all other epochs start at step 0."""
 
+    @property
+    def samples_done(self) -> int:
+        """Number of samples before the position at which the next iteration starts."""
+        epoch, step = self.resumed
+        start = step * self.plan.global_batch_size if epoch == self.epoch else 0
+        return self.epoch * self.plan.num_samples + start
+
     def limit(self, steps: int) -> None:
         """Limit an epoch to ``steps`` steps."""
         self.steps_per_epoch = min(self.plan.steps_from(0), steps)

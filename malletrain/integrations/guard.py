@@ -21,7 +21,7 @@ from malletrain.training import report
 from malletrain.training.drain import StepFlush, wait_to_be_stopped
 from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.ranks import rank_and_world
-from malletrain.training.side_group import new_side_group
+from malletrain.training.side_group import Team, new_side_group
 
 
 class StateGuard:
@@ -126,6 +126,10 @@ class StateGuard:
     def any_rank(self, own_value: bool) -> bool:
         """Return whether ``own_value`` is true on any rank. Collective."""
         return bool(self._max_over_ranks([int(own_value)])[0])
+
+    def from_rank_0(self, text: str) -> str:
+        """Return on every rank the ``text`` of rank 0. Collective."""
+        return Team(self._gloo_group()).from_rank_0(lambda: text)
 
     def mean(self, own_value: float) -> float:
         """Return the mean of ``own_value`` over all ranks. Collective."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -37,46 +37,21 @@ import malletrain
 from malletrain.integrations import checkpoints, lightning_rounds
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
-from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles
-from malletrain.training import owner, report
+from malletrain.integrations.lightning_loader import Loader
+from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles, StepSchedulers
+from malletrain.integrations.random_states import RandomStates
+from malletrain.training import owner, report, rng
 from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 
 NAME = "malletrain.ckpt"
-_NEVER_INTERVAL = 10**12
-"""Interval, micro-batches, between two validations, or logs, if none is due."""
 _ONE_LOADER_ADVICE = (
     "Make one loader before trainer.fit(), or in the __init__ of a LightningDataModule, for all "
     "epochs: train_dataloader() may return it, and must not make another one "
     "(reload_dataloaders_every_n_epochs)."
 )
-
-
-class Loader:
-    """The batches for ``fit``. Not a DataLoader, because Lightning would distribute its batches
-    over the ranks a second time.
-    """
-
-    def __init__(self, loader: DataLoader[Any], batches: ConstantBatch) -> None:
-        self._loader = loader
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state; Lightning calls it to see whether the loader can resume. The
-        callback sets the start.
-        """
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state."""
 
 
 class MalleTrainCallback(Callback):
@@ -108,6 +83,13 @@ class MalleTrainCallback(Callback):
         self._numbers = ModuleNumbers({})
         self._attributes = ModuleAttributes("MalleTrainCallback", {})
         self._files = ModelFiles(self.folder, self._run)
+        self._schedulers = StepSchedulers()
+        self._rng: dict[str, Any] = {}
+        """States of the random generators, for the checkpoint that is being written."""
+        self._loaded_rng: dict[str, Any] = {}
+        """Those of rank 0 in the checkpoint from which the run resumes."""
+        self._resumed_rng: RandomStates | None = None
+        """Those of this rank, until the training goes on."""
 
     def _total(self, numbers: list[float]) -> list[float]:
         assert self._batches is not None
@@ -245,6 +227,7 @@ class MalleTrainCallback(Callback):
             trainer.accumulate_grad_batches, trainer.limit_train_batches = self._limits
             self._limits = ()
             self._files.end(trainer)
+            self._schedulers.end()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Record the initial numbers, after all callbacks have set up the module."""
@@ -271,6 +254,10 @@ class MalleTrainCallback(Callback):
         if self._metrics and hasattr(connector, "_callback_metrics"):
             stored = {name: torch.tensor(value) for name, value in self._metrics.items()}
             connector._callback_metrics.update(stored)
+        self._schedulers.begin(trainer)
+        if self._loaded_rng:
+            self._resumed_rng = RandomStates(self._loaded_rng, self._guard.from_rank_0)
+            self._loaded_rng = {}
         if self._step:  # Lightning calls that only at the start of an epoch
             for callback in trainer.callbacks:
                 if isinstance(callback, StochasticWeightAveraging):
@@ -282,8 +269,10 @@ class MalleTrainCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start an epoch, and save if due: the previous epoch is complete. Lightning creates the
-        epoch's iterator after this.
+        epoch's iterator after this, except in an epoch in which it resumes.
         """
+        if self._resume_rng() and trainer.current_epoch and self._loader is not None:
+            self._loader.is_late = True
         assert self._batches is not None
         self._batches.epoch = self._epoch = trainer.current_epoch
         self._step = 0
@@ -296,12 +285,26 @@ class MalleTrainCallback(Callback):
         """Save if due: the previous step is complete, with its validation. Callbacks that log here
         (the learning rate) log once per step.
         """
+        self._resume_rng()
+        if self._loader is not None and self._loader.is_late:
+            self._loader.draw()
+            self._loader.is_late = False
         self._save_if_due(trainer)
         assert self._batches is not None
+        self._schedulers.before_step(batch_idx // self._batches.accumulate + 1)
         # Lightning skips a plateau scheduler in an epoch in which it resumed.
         trainer.fit_loop._restarting = False
         if batch_idx % self._batches.accumulate:
-            trainer.log_every_n_steps = _NEVER_INTERVAL
+            trainer.log_every_n_steps = lightning_rounds.NEVER
+
+    def _resume_rng(self) -> bool:
+        """Set the random generators to their states at the checkpoint, where it was written. Return
+        whether there are any.
+        """
+        states, self._resumed_rng = self._resumed_rng, None
+        if states is not None:
+            states.load()
+        return states is not None
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Save if due: only the script's code after ``fit`` remains."""
@@ -331,7 +334,7 @@ class MalleTrainCallback(Callback):
         self._results.after_batch(trainer)
         by_step = trainer.val_check_batch is not None
         if by_step:
-            trainer.val_check_batch = _NEVER_INTERVAL
+            trainer.val_check_batch = lightning_rounds.NEVER
         step, micro = divmod(batch_idx, batches.accumulate)
         if micro + 1 < batches.batch(step)[1]:
             return
@@ -371,8 +374,9 @@ class MalleTrainCallback(Callback):
         # First under another name: a crash while saving must leave the previous checkpoint.
         if trainer.is_global_zero:
             self._attributes.tell_changed()
+        self._rng = rng.state()
         trainer.save_checkpoint(self.path + ".new")
-        self._epoch_results = {}
+        self._epoch_results, self._rng = {}, {}
         if trainer.is_global_zero:
             os.replace(self.path + ".new", self.path)
         self._guard.any_rank(False)
@@ -398,6 +402,7 @@ class MalleTrainCallback(Callback):
             "files": self._files.written(),
             "results": self._epoch_results,
             "numbers": self._numbers.changed(),
+            "rng": self._rng,
             **self._counts(),
         }
 
@@ -429,6 +434,7 @@ class MalleTrainCallback(Callback):
                 "begin anew in another folder."
             )
         self._metrics = dict(saved.get("metrics", {}))
+        self._loaded_rng = dict(saved.get("rng", {}))
         self._numbers.begin()  # after other callbacks have set up the module: one may freeze layers
         self._numbers.restore(saved.get("numbers", {}))
         self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)

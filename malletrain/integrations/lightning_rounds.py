@@ -12,6 +12,10 @@ repeated step beside the first file, as ``…-v1.ckpt``. Lightning decides what 
 :class:`EpochResults` preserves means and metrics that Lightning accumulates over an epoch when the
 epoch continues at another number of ranks. It decides what a checkpoint stores of the trained part
 of an epoch: the sums over all ranks, with which one rank continues.
+
+:class:`StepSchedulers` lets the ``frequency`` of a scheduler with ``interval="step"`` count steps,
+as at one micro-batch a step. Lightning counts the micro-batches of a rank, whose number depends on
+the number of ranks. Lightning calls the schedulers.
 """
 
 from __future__ import annotations
@@ -299,6 +303,41 @@ class EpochResults:
     def forget(self) -> None:
         """Drop the restored results: the epoch is over."""
         self._restored = {}
+
+
+NEVER = 10**12
+"""Interval, micro-batches, between two validations, logs, or steps of a scheduler, if none is
+due.
+"""
+
+
+class StepSchedulers:
+    """The schedulers of one fit that make a step after every few steps of the training."""
+
+    def __init__(self) -> None:
+        self._frequencies: list[tuple[Any, int]] = []
+        """Lightning's configuration of each scheduler, and the script's frequency."""
+
+    def begin(self, trainer: Any) -> None:
+        """Take over the frequencies of ``trainer``."""
+        self._frequencies = [
+            (config, config.frequency)
+            for config in trainer.lr_scheduler_configs
+            if config.interval == "step" and config.frequency > 1
+        ]
+
+    def before_step(self, step: int) -> None:
+        """Set the frequencies so that Lightning calls the schedulers that are due at the end of
+        ``step``, counted from 1 in the epoch.
+        """
+        for config, frequency in self._frequencies:
+            config.frequency = 1 if step % frequency == 0 else NEVER
+
+    def end(self) -> None:
+        """Restore the script's frequencies."""
+        for config, frequency in self._frequencies:
+            config.frequency = frequency
+        self._frequencies = []
 
 
 def _means(trainer: Any) -> Iterator[tuple[str, Any]]:

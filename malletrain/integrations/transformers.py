@@ -35,6 +35,7 @@ from malletrain.integrations.checkpoints import (
 )
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
+from malletrain.integrations.random_states import RandomStates, read_states, save_states
 from malletrain.training import owner, report
 from malletrain.training.epoch_begin import undo_of
 from malletrain.training.module_numbers import ModuleNumbers
@@ -71,6 +72,8 @@ class MalleTrainCallback(TrainerCallback):
         self._epoch_over = False
         self._eval_on_start = False
         self._numbers = ModuleNumbers({})
+        self._rng: RandomStates | None = None
+        """States of the random generators at the checkpoint from which the run resumes."""
         self._requested = self._postponed = False
         self._is_own = False
         """True if the trainer would write the due checkpoint without a request."""
@@ -179,9 +182,20 @@ class MalleTrainCallback(TrainerCallback):
             control = begin_epoch(*args, **kwargs)
             for set_back in undo:
                 set_back()
+            if undo and self._rng is not None:
+                self._rng.load_for_loader(trainer.state.global_step)
             return control
 
+        load_rng = trainer._load_rng_state
+
+        def load_rng_state(checkpoint: str | None) -> None:
+            load_rng(checkpoint)
+            states, self._rng = self._rng, None
+            if states is not None and not _has_rng_state(trainer, checkpoint):
+                states.load()
+
         handler.on_epoch_begin = on_epoch_begin
+        trainer._load_rng_state = load_rng_state
         trainer.get_train_dataloader = get_train_dataloader
         trainer.compute_loss = compute_loss
         trainer.train = begin
@@ -342,6 +356,7 @@ class MalleTrainCallback(TrainerCallback):
         if self._resumed:
             args.eval_on_start = False  # done when the training started
             self._restore_state(state)
+            self._rng = RandomStates(read_states(self._resumed), self._guard.from_rank_0)
 
     def _restore_state(self, state: Any) -> None:
         """Restore callbacks with a state (early stopping), plain numbers of the model, and the loss
@@ -423,6 +438,7 @@ class MalleTrainCallback(TrainerCallback):
         over = self._epoch_over and control.should_training_stop
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         if state.is_world_process_zero and self._batches is not None and os.path.isdir(folder):
+            save_states(folder)
             plan = self._batches.plan
             facts = {
                 "global_batch_size": plan.global_batch_size,
@@ -478,6 +494,14 @@ def _checkpoints(folder: str) -> list[str]:
         os.path.join(folder, f"checkpoint-{number}")
         for number in sorted((int(n) for n in numbers if n.isdecimal()), reverse=True)
     ]
+
+
+def _has_rng_state(trainer: Any, checkpoint: str | None) -> bool:
+    """Return whether the checkpoint has the file from which Trainer restores the random generators
+    of this rank.
+    """
+    rank = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+    return os.path.exists(os.path.join(checkpoint or "", f"rng_state{rank}.pth"))
 
 
 def _is_whole(record: dict[str, Any]) -> bool:

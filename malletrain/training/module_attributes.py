@@ -1,6 +1,6 @@
 """Detects attributes of modules that change while a script trains and that no state includes:
-lists, dicts and deques, such as outputs collected over an epoch, and tensors that are neither
-parameters nor buffers, such as a center or a queue.
+lists, dicts and deques, such as outputs collected over an epoch, arrays of numpy, and tensors that
+are neither parameters nor buffers, such as a center or a queue.
 
 Decides which attributes these are, and tells the user. Numbers, flags and strings are saved
 (:mod:`malletrain.training.module_numbers`). What these attributes hold may be the data of one rank,
@@ -9,6 +9,7 @@ so it cannot be saved in the same way.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from malletrain.training.objects import plain_name, unwrapped
 
 _MAX_NAMES = 3
 """Maximum number of attributes that the message names."""
+_MAX_BYTES = 1 << 16
+"""Maximum size of an array that is read at each snapshot, bytes."""
 
 
 class ModuleAttributes:
@@ -91,6 +94,8 @@ class ModuleAttributes:
                     full = ".".join(p for p in (name, plain_name(path), attribute) if p)
                     if isinstance(content, Tensor) and not content.requires_grad:
                         yield full, (id(content), in_place_changes(content))
+                    elif type(content).__name__ == "ndarray" and content.nbytes <= _MAX_BYTES:
+                        yield full, (content.shape, zlib.crc32(content.tobytes()))
                     elif type(content) in (list, deque):
                         yield full, (len(content), id(content[-1]) if content else 0)
                     elif type(content) is dict:

@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from malletrain.training.objects import plain_attributes, plain_name, unwrapped
+from malletrain.training.objects import (
+    is_numpy_number,
+    plain_attributes,
+    plain_name,
+    unwrapped,
+)
 
 Numbers = dict[str, dict[str, Any]]
 """Values by name of the module, then by "path of the submodule.attribute"."""
@@ -56,7 +61,8 @@ class ModuleNumbers:
             for key, value in values.items():
                 path, _, attribute = key.rpartition(".")
                 if path in targets:
-                    setattr(targets[path], attribute, value)
+                    own = getattr(targets[path], attribute, None)
+                    setattr(targets[path], attribute, _as_kind_of(own, value))
 
     def _modules(self) -> dict[str, Any]:
         targets = {name: unwrapped(value) for name, value in self._objects.items()}
@@ -65,13 +71,28 @@ class ModuleNumbers:
     def _values_of(self, module: Any) -> dict[str, Any]:
         names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
         values = {
-            f"{names[id(attributes)]}.{name}": attributes[name]
+            f"{names[id(attributes)]}.{name}": _plain(attributes[name])
             for attributes, name in plain_attributes(module)
             if name not in self._without
         }
         for path, parameter in module.named_parameters():
             values[f"{plain_name(path)}.requires_grad"] = parameter.requires_grad
         return values
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy as one of Python, which loads without unpickling code."""
+    return value.item() if is_numpy_number(value) else value
+
+
+def _as_kind_of(own: Any, value: Any) -> Any:
+    """Return ``value`` as a number of numpy if the script's ``own`` is one, without rounding it."""
+    if not is_numpy_number(own):
+        return value
+    import numpy
+
+    same_kind = type(own)(value)
+    return numpy.asarray(value)[()] if _differ(same_kind.item(), value) else same_kind
 
 
 def _differ(first: Any, value: Any) -> bool:

@@ -12,6 +12,7 @@ right before its next update. Until then the script must add the other groups wi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -54,12 +55,12 @@ def load(
     with in_saved_order():
         groups = optimizer.param_groups
         if len(groups) >= len(saved) or _sizes(groups) != _sizes(saved[: len(groups)]):
-            optimizer.load_state_dict(state)
+            _load_in_place(optimizer, state)
             return
         first = saved[: len(groups)]
         numbers = {number for group in first for number in group["params"]}
         entries = {key: entry for key, entry in state["state"].items() if key in numbers}
-        optimizer.load_state_dict({**state, "state": entries, "param_groups": first})
+        _load_in_place(optimizer, {**state, "state": entries, "param_groups": first})
 
     def complete(optimizer: Any, *_: Any) -> None:
         handle.remove()
@@ -79,9 +80,30 @@ def load(
                 "step: write `if epoch >= 2 and len(optimizer.param_groups) == 1:`, not "
                 "`if epoch == 2:`."
             )
-        optimizer.load_state_dict(state)
+        _load_in_place(optimizer, state)
 
     handle = optimizer.register_step_pre_hook(complete)
+
+
+def _load_in_place(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Load ``state`` into ``optimizer``, whose list of groups and whose groups stay the same
+    objects. torch puts others in their place, and a script's own schedule, a wrapper such as LARC
+    or a variable for a group would set the rates of groups that nobody uses.
+    """
+    own = optimizer.param_groups
+    groups = list(own)
+    optimizer.load_state_dict(state)
+    loaded = optimizer.param_groups
+    for group, options in zip(groups, loaded, strict=False):
+        if group is not options:
+            group.clear()
+            group.update(options)
+    groups[len(loaded) :] = []
+    loaded[: len(groups)] = groups
+    if loaded is not own:
+        own[:] = loaded
+        with contextlib.suppress(AttributeError):  # a wrapper may only show the list
+            optimizer.param_groups = own
 
 
 def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -99,8 +121,18 @@ def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
         (vars(part), name)
         for part in module.modules()
         for name, value in vars(part).items()
-        if type(value) in (bool, int, float, str) and name not in without
+        if (type(value) in (bool, int, float, str) or is_numpy_number(value))
+        and name not in without
     ]
+
+
+def is_numpy_number(value: Any) -> bool:
+    """Return whether ``value`` is a number or flag of numpy, as ``numpy.maximum()`` returns."""
+    return (
+        type(value).__module__ == "numpy"
+        and getattr(value, "ndim", 1) == 0
+        and (not hasattr(value, "__setitem__") and value.dtype.kind in "biuf")
+    )
 
 
 _FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -160,6 +192,12 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
             "a dict."
         )
     _tell_inner_metrics(owner, name, value)
+    if isinstance(getattr(value, "batch_sampler", None), CountedEpochs):
+        raise TypeError(
+            f"{owner}: {name} is a {type(value).__name__} over an ElasticSampler, which knows the "
+            "position in the data itself: the loader would leave out the same batches again. Pass "
+            "the sampler, and not the loader."
+        )
     if isinstance(value, list | tuple):
         raise TypeError(
             f"{owner}: {name} is a {type(value).__name__}. Pass each of its items under a name of "
@@ -466,6 +504,15 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
             "an ElasticStream.",
             once="no sampler",
         )
+    ranks, world_size = payload.get("world_size"), rank_and_world()[1]
+    for key, value in objects.items():
+        if ranks not in (None, world_size) and _is_position_of_rank(value):
+            report.tell(
+                f"{key!r} is a {type(value).__name__}, whose state is the position of one of "
+                f"{ranks} ranks, and there are {world_size} now: samples of the current epoch are "
+                "repeated or left out. Use a malletrain.ElasticSampler.",
+                once=f"position in {key}",
+            )
     for key in objects:
         if key not in saved:
             report.tell(
@@ -477,6 +524,12 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
                 f"Snapshot {name} also holds {key!r}, which this script does not use; it is "
                 "left out of later snapshots."
             )
+
+
+def _is_position_of_rank(value: Any) -> bool:
+    """Return whether ``value`` is a loader or sampler of torchdata that has a state."""
+    names = {cls.__name__ for cls in type(value).__mro__}
+    return not names.isdisjoint({"StatefulDataLoader", "StatefulDistributedSampler"})
 
 
 def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:

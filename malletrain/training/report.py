@@ -1,11 +1,12 @@
 """Reports of a training script to the agent: samples done, timestamps, metrics, and the stacks of a
 worker that hangs. Standard library only.
 
-:func:`report` and :func:`metric` decide when a report is sent as a datagram: at most every 50 ms,
-and 10 ms after the last report while the training waits. Counts are cumulative, so a lost datagram
-loses nothing. They decide nothing about throughput. Nothing here raises into the training loop or
-blocks it. Without ``MALLETRAIN_SOCKET`` in the environment all functions are no-ops, so that the
-same script runs under plain Python or torchrun.
+:func:`report` and :func:`metric` decide when a report is sent as a datagram: at once after a step
+of 10 ms or more, because the worker may be stopped in its next collective; of shorter steps at most
+every 50 ms, and 10 ms after the last report while the training waits. Counts are cumulative, so a
+lost datagram loses nothing. They decide nothing about throughput. Nothing here raises into the
+training loop or blocks it. Without ``MALLETRAIN_SOCKET`` in the environment all functions are
+no-ops, so that the same script runs under plain Python or torchrun.
 
 :func:`install_stack_signal` lets the agent see the stacks of a hanging worker: on a signal, they
 are written to a file in the job's directory. It uses Python's faulthandler, which needs neither the
@@ -79,7 +80,7 @@ def remove_stack_signal() -> None:
 _SAMPLES = "the number of samples of the step just finished, e.g. report(len(batch))"
 _BUSY = "as busy_s the seconds that this process worked in the step"
 SEND_INTERVAL_S = 0.05
-"""Minimum time between two progress datagrams, seconds."""
+"""Minimum time between two progress datagrams of steps shorter than QUIET_S, seconds."""
 EPOCH_INTERVAL_S = 1.0
 """Minimum time between two announced ends of epochs, seconds."""
 QUIET_S = 0.01
@@ -150,6 +151,7 @@ class _Worker:
             self.first = 0.0
             self.last = 0.0
             self.due = 0.0
+            self.added_at = 0.0
             self.sent_steps = 0
             self.parts: tuple[float | None, ...] = ()
 
@@ -175,7 +177,8 @@ class _Worker:
         self.batch = batch_size
         self.last = time.time()
         now = time.monotonic()
-        if now >= self.due:
+        is_long, self.added_at = now - self.added_at >= QUIET_S, now
+        if is_long or now >= self.due:
             self._measure_steps()
             if self.steps == 1:
                 self.first = self.last

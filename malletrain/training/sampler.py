@@ -301,7 +301,7 @@ class ElasticSampler(CountedEpochs):
         """
         caller, loader = calling_object(), calling_loader()
         reject_wrapper(self, caller)
-        if is_loader_iterator(caller):
+        if is_loader_iterator(caller) and loader is not None:  # else torchdata's, for its state
             self._subset.read(loader.dataset, self.epoch)
             if not self._advances:
                 done = self.epoch * self.num_samples + self.position

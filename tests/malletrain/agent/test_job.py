@@ -113,6 +113,7 @@ def test_the_jobs_environment(daemon, start, tmp_path, monkeypatch):
         "MALLETRAIN_MAX_WORLD_SIZE": "8",
         "MINE": "a b",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",
         "MALLETRAIN_LEASE": agent.mark.partition("=")[2],
     }
     assert expected.items() <= environment.items()

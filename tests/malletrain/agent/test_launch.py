@@ -10,6 +10,7 @@ from malletrain.agent.jobrun import stock_failures, unfit
 from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,
+    base_environment,
     job_environment,
     launch_arguments,
 )
@@ -101,6 +102,27 @@ def test_where_no_network_is_wanted_the_sites_own_stays():
     assert environment == {"GLOO_SOCKET_IFNAME": "hsn0"}
 
 
+@pytest.mark.parametrize(
+    ("outside", "fields", "seed"),
+    [
+        ({}, {}, "0"),
+        ({}, {"mode": "live"}, "0"),
+        ({"PYTHONHASHSEED": "3"}, {}, "3"),
+        ({}, {"env": {"PYTHONHASHSEED": "random"}}, "random"),
+        ({}, {"mode": "service"}, None),
+    ],
+)
+def test_hashes_of_strings_are_the_same_in_all_processes_of_a_training(
+    tmp_path, outside, fields, seed
+):
+    """Also in forks of a fork server, of which trainings have one. Not those of a service."""
+    launch = order(tmp_path, **fields)
+    inside = job_environment(place(tmp_path, outside), launch, flags="/f")
+    assert inside.get("PYTHONHASHSEED") == seed
+    if launch.spec.trains:
+        assert base_environment(outside, launch.spec.env)["PYTHONHASHSEED"] == seed
+
+
 def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
     outside = {
         "PATH": "/bin",
@@ -125,6 +147,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "RANKING": "kept",
         "PYTHONUNBUFFERED": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONHASHSEED": "0",
         "MALLETRAIN_JOB": "j1",
         "MALLETRAIN_DAEMON_ID": "d1",
         "MALLETRAIN_SOCKET": "/w",

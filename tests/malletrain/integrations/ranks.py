@@ -32,9 +32,9 @@ IMPORTS = {
 
 
 def note(folder: Path, step: int, net: Net | None = None, rate: float = 0.0) -> None:
-    """A line for the step: its number, and with ``net`` the world size, the learning rate and the
-    samples. Rank 1 is always a little behind: it works on while rank 0 waits for it. With a file
-    ``limit`` steps beyond the number in it wait, and say so in ``waits-RANK``.
+    """A line for the step: its number, and with ``net`` the world size, the learning rate, the
+    samples and a random number. Rank 1 is always a little behind: it works on while rank 0 waits
+    for it. With a file ``limit`` steps beyond the number in it wait, and say so in ``waits-RANK``.
     """
     rank = int(os.environ["RANK"])
     time.sleep(STEP_S * (1 + rank))
@@ -44,7 +44,8 @@ def note(folder: Path, step: int, net: Net | None = None, rate: float = 0.0) -> 
         time.sleep(0.01)
     line: object = step
     if net is not None:
-        line = json.dumps([step, int(os.environ["WORLD_SIZE"]), rate, net.seen])
+        noise = float(torch.rand(()))
+        line = json.dumps([step, int(os.environ["WORLD_SIZE"]), rate, net.seen, noise])
         net.seen = []
     with (folder / f"steps-{rank}").open("a") as file:
         file.write(f"{line}\n")

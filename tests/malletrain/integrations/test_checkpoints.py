@@ -40,13 +40,24 @@ class StopAt:
     def mean(self, mine):
         return mine
 
+    def from_rank_0(self, text):
+        return text
+
     def saved(self, path, began=None, over=False):
         if self.step_now() == self.at and not over:
             raise Stopped
 
 
-def lightning(folder, per_device, stop, monkeypatch):
-    """[(step, learning rate, samples)] until the checkpoint at step ``stop``; the weights."""
+def update(step, optimizer, net):
+    """(step, learning rate, samples, random number) of the update that is about to be made."""
+    samples, net.seen = sorted(net.seen), []
+    return step, optimizer.param_groups[0]["lr"], samples, float(torch.rand(()))
+
+
+def lightning(folder, per_device, stop, monkeypatch, frequency=1):
+    """[(step, learning rate, samples, random number)] until the checkpoint at step ``stop``; the
+    weights.
+    """
     import lightning.pytorch as pl
 
     from malletrain.integrations.lightning import MalleTrainCallback
@@ -64,11 +75,11 @@ def lightning(folder, per_device, stop, monkeypatch):
         def configure_optimizers(self):
             optimizer = torch.optim.Adam(self.parameters(), lr=rescaled.RATE)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rescaled.rate_at)
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+            config = {"scheduler": schedule, "interval": "step", "frequency": frequency}
+            return [optimizer], [config]
 
         def on_before_optimizer_step(self, optimizer):
-            log.append((self.global_step, optimizer.param_groups[0]["lr"], sorted(self.net.seen)))
-            self.net.seen = []
+            log.append(update(self.global_step, optimizer, self.net))
 
     monkeypatch.setattr(
         "malletrain.integrations.lightning.StateGuard",
@@ -105,8 +116,7 @@ def hugging_face(folder, per_device, stop, monkeypatch, size=rescaled.GLOBAL_BAT
 
     class Note(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, optimizer=None, **_):
-            log.append((state.global_step, optimizer.param_groups[0]["lr"], sorted(net.seen)))
-            net.seen = []
+            log.append(update(state.global_step, optimizer, net))
 
     monkeypatch.setattr(
         "malletrain.integrations.transformers.StateGuard",
@@ -145,14 +155,62 @@ def test_a_checkpoint_at_any_step_goes_on_as_if_nothing_had_been(train, tmp_path
             for per_device, stop in zip([2, 3, 8, 4, 1], [*stops, 0], strict=False):
                 part, got = train(tmp_path / f"moved-{number}", per_device, stop, monkeypatch)
                 log += part
-            assert [step for step, _, _ in log] == [step for step, _, _ in expected], stops
+            assert [step for step, *_ in log] == [step for step, *_ in expected], stops
             for mine, theirs in zip(log, expected, strict=True):
+                assert mine[3] == theirs[3], f"noise at step {mine[0]} with stops {stops}"
                 assert mine[2] == theirs[2], f"samples at step {mine[0]} with stops {stops}"
                 assert mine[1] == pytest.approx(theirs[1]), f"step {mine[0]} with stops {stops}"
             for name, value in weights.items():
                 torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5)
-    seen = sorted(itertools.chain(*(samples for _, _, samples in expected)))
+    seen = sorted(itertools.chain(*(samples for _, _, samples, _ in expected)))
     assert seen == sorted([*range(rescaled.SAMPLES)] * rescaled.EPOCHS)
+
+
+def test_the_frequency_of_a_scheduler_of_lightning_counts_steps(tmp_path, monkeypatch):
+    """Lightning counts micro-batches, of which a step has fewer on more ranks. The last step of an
+    epoch, in which the scheduler is due, has fewer, too.
+    """
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    due = [rescaled.rate_at(step // 3) * rescaled.RATE for step in range(rescaled.STEPS)]
+    with as_plain_script(monkeypatch):
+        for per_device in (8, 2):
+            folder = tmp_path / str(per_device)
+            log, _ = lightning(folder, per_device, 0, monkeypatch, frequency=3)
+            assert [rate for _, rate, *_ in log] == pytest.approx(due), f"{per_device} at once"
+        moved, _ = lightning(tmp_path / "moved", 8, 5, monkeypatch, frequency=3)
+        more, _ = lightning(tmp_path / "moved", 2, 0, monkeypatch, frequency=3)
+    assert [rate for _, rate, *_ in moved + more] == pytest.approx(due)
+
+
+@pytest.mark.parametrize("options", [{}, {"generator": None}], ids=["default", "generator"])
+def test_the_loader_for_lightning_draws_as_often_as_torchs(options, tmp_path):
+    """So that a training without a change of nodes draws the numbers that it draws without us."""
+    pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.lightning import MalleTrainCallback
+
+    def drawn(loader):
+        torch.manual_seed(0)
+        iter(loader)
+        return float(torch.rand(()))
+
+    own = {name: torch.Generator() for name in options}
+    ours = MalleTrainCallback(tmp_path).loader(torch.arange(8.0), batch_size=4, **own)
+    assert drawn(ours) == drawn(torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, **own))
+
+
+@pytest.mark.parametrize("stop", [5, 6])
+def test_trainer_draws_on_where_its_checkpoint_has_no_random_states_of_a_rank(
+    stop, tmp_path, monkeypatch
+):
+    """In an epoch and at its end. Several ranks save theirs under other names than one rank."""
+    pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
+    with as_plain_script(monkeypatch):
+        expected, _ = hugging_face(tmp_path / "undisturbed", 8, 0, monkeypatch)
+        log, _ = hugging_face(tmp_path / "moved", 8, stop, monkeypatch)
+        checkpoint = tmp_path / "moved" / f"checkpoint-{stop}"
+        (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+        more, _ = hugging_face(tmp_path / "moved", 8, 0, monkeypatch)
+    assert [noise for *_, noise in log + more] == [noise for *_, noise in expected]
 
 
 def test_hugging_face_checkpoints_whose_steps_count_other_samples(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def server(library):
 
 
 def lines(folder: Path) -> dict[int, list[list]]:
-    """By step: [world size, learning rate, samples] of each rank."""
+    """By step: [world size, learning rate, samples, random number] of each rank."""
     steps: dict[int, list[list]] = {}
     for file in sorted(folder.glob("steps-*")):
         for line in file.read_text().splitlines():
@@ -103,14 +103,15 @@ def test_a_rescaled_training_is_the_undisturbed_one(server, tmp_path, library):
     assert worlds == [1] * 3 + [3] * 3 + [2] + [1] * 2 + [3] * 9 + [1] * 6
     for step, ranks in steps.items():
         assert len(ranks) == ranks[0][0], f"step {step} was done once by each rank"
-        samples = sorted(itertools.chain(*(own for _, _, own in ranks)))
+        samples = sorted(itertools.chain(*(own for _, _, own, _ in ranks)))
         assert samples == sorted(expected[step][0][2]), f"samples of step {step}"
-        for _, rate, _ in ranks:
+        for _, rate, _, noise in ranks:  # all ranks have one seed
             assert rate == pytest.approx(expected[step][0][1], abs=1e-9), f"step {step}"
+            assert noise == expected[step][0][3], f"step {step}"
     per_epoch = rescaled.STEPS // rescaled.EPOCHS
     for epoch in range(rescaled.EPOCHS):
         own = range(epoch * per_epoch + 1, (epoch + 1) * per_epoch + 1)
-        seen = [i for step in own for _, _, samples in steps[step] for i in samples]
+        seen = [i for step in own for _, _, samples, _ in steps[step] for i in samples]
         assert sorted(seen) == list(range(rescaled.SAMPLES)), f"epoch {epoch}"
     assert len({tuple(ranks[0][2]) for ranks in expected.values()}) == len(expected), "shuffled"
     for name, value in weights.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ class Net(nn.Module):
         self.inner.outputs = []
         self.window = deque(maxlen=2)
         self.counts = {}
+        self.running = numpy.zeros(2)
         self.step = 0
         self.fixed = [1, 2]
 
@@ -39,6 +41,7 @@ CHANGES = {
     "net.inner.outputs": lambda net: net.inner.outputs.append(torch.ones(1)),
     "net.window": lambda net: net.window.append(object()),
     "net.counts": lambda net: net.counts.update(a=1),
+    "net.running": lambda net: numpy.add(net.running, 1, out=net.running),
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch import nn
 from malletrain import Snapshot
 from malletrain.elastic.state import Holder
 from malletrain.elastic.training import StateBeforeStep
+from malletrain.training import snapshot_file
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.objects import schedule
 from tests.malletrain.training.worker_side import as_plain_script
@@ -46,6 +48,22 @@ def test_what_changed_is_put_back_and_nothing_else():
     wrapped = nn.DataParallel(torch.compile(other))
     ModuleNumbers({"model": wrapped}).restore(numbers.changed())
     assert (other.updates, other.drop.p, other.size, other.training) == (1, 0.25, 9, True)
+
+
+@pytest.mark.parametrize("first", [1.0, numpy.float64(1.0), numpy.float32(1.0)])
+def test_a_number_of_numpy_is_one_too(tmp_path, plain, first):
+    """As a temperature that numpy.maximum() lowers; some are one from the beginning."""
+    model, other = Average(), Average()
+    model.temperature = other.temperature = first
+    snapshot = Snapshot(tmp_path / "run.pt", model=model)
+    snapshot.restore()
+    model.temperature = numpy.maximum(model.temperature * numpy.exp(-0.5), 0.1)
+    assert snapshot.save()
+    numbers = snapshot_file.read(str(tmp_path / "run.pt"))["numbers"]
+    assert type(numbers["model"][".temperature"]) is float
+    assert Snapshot(tmp_path / "run.pt", model=other).restore()
+    assert other.temperature == model.temperature
+    assert isinstance(other.temperature, numpy.generic) == isinstance(first, numpy.generic)
 
 
 def test_a_layer_that_is_frozen_stays_so():

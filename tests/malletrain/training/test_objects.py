@@ -141,3 +141,36 @@ def test_metrics_within_a_model_are_told(capsys):
     model = nn.ModuleDict({"net": nn.Linear(1, 1), "error": torchmetrics.MeanSquaredError()})
     check_object("Snapshot", "measured", nn.DataParallel(model))
     assert "measured has metrics in it (error), which add up" in capsys.readouterr().err
+
+
+class StatefulDataLoader(torch.utils.data.DataLoader):
+    """As that of torchdata, which counts the batches of this rank."""
+
+    done = 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+def test_a_loader_over_an_elastic_sampler_is_refused():
+    sampler = malletrain.ElasticSampler(8, global_batch_size=4, rank=0, world_size=1)
+    loader = StatefulDataLoader(torch.arange(8), batch_sampler=sampler)
+    for owner in ("Snapshot", "elastic.Run"):
+        with pytest.raises(TypeError, match="would leave out the same batches again"):
+            check_object(owner, "loader", loader)
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(("ranks", "is_told"), [("1", False), ("2", True)])
+def test_the_position_of_one_rank_is_told_where_their_number_changes(
+    tmp_path, monkeypatch, capsys, ranks, is_told
+):
+    Snapshot(tmp_path / "x.pt", loader=StatefulDataLoader(torch.arange(8))).save()
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setenv("RANK", "0")
+    assert Snapshot(tmp_path / "x.pt", loader=StatefulDataLoader(torch.arange(8))).restore()
+    said = capsys.readouterr().err
+    assert ("the position of one of 1 ranks, and there are 2 now" in said) is is_told

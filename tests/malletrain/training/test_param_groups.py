@@ -73,3 +73,54 @@ def test_another_optimizer_is_refused_at_once(tmp_path):
         malletrain.Snapshot(
             tmp_path / "b.pt", model=other.model, optimizer=other.optimizer, sampler=other.sampler
         ).restore()
+
+
+class OwnSchedule:
+    """Sets the rates of the groups that the script had when it was made; no scheduler of torch."""
+
+    def __init__(self, optimizer):
+        self.groups, self.first = optimizer.param_groups, optimizer.param_groups[0]
+
+    def set(self, done):
+        for group in self.groups:
+            group["lr"] = 0.1 / (1 + done)
+        self.first["lr"] *= 0.5
+
+
+class Shown:
+    """A wrapper that only shows the groups, as some do."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.add_param_group = optimizer.add_param_group
+        self.state_dict = optimizer.state_dict
+        self.load_state_dict = optimizer.load_state_dict
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, Shown], ids=["plain", "wrapped"])
+def test_the_groups_stay_the_scripts_own(tmp_path, wrap):
+    def trained(path, begin, end):
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        model = torch.nn.Sequential(*layers)
+        optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in layers], lr=1.0)
+        schedule, groups = OwnSchedule(optimizer), [*optimizer.param_groups]
+        snapshot = malletrain.Snapshot(path, model=model, optimizer=wrap(optimizer))
+        snapshot.restore()
+        assert all(a is b for a, b in zip(optimizer.param_groups, groups, strict=True))
+        assert optimizer.param_groups is schedule.groups or wrap is Shown
+        for step in range(begin, end):
+            schedule.set(step)
+            optimizer.zero_grad()
+            model(torch.ones(3, 2)).square().sum().backward()
+            optimizer.step()
+        assert snapshot.save()
+        return model[0].weight.tolist(), [group["lr"] for group in optimizer.param_groups]
+
+    expected = trained(tmp_path / "a.pt", 0, 6)
+    trained(tmp_path / "b.pt", 0, 3)
+    assert trained(tmp_path / "b.pt", 3, 6) == expected

@@ -93,6 +93,23 @@ def test_what_was_not_taken_in_a_round_that_is_over_keeps_nobody_waiting(agent, 
     assert not worker.agent_is_slow()
 
 
+STOPPED = """
+import os, signal, time
+import malletrain
+malletrain.report(2)
+time.sleep(0.02)  # a step
+malletrain.report(2)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_worker_that_is_stopped_right_after_a_step_has_reported_it(agent):
+    """As a rank that is stopped because rank 0 has saved."""
+    ended = subprocess.run([sys.executable, "-c", STOPPED], check=False)
+    assert ended.returncode == -signal.SIGTERM
+    assert [report.samples for report in agent.received(WorkerProgress)] == [2, 4]
+
+
 ENDS = """
 import os, sys
 import malletrain

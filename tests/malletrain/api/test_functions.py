@@ -175,6 +175,19 @@ def test_an_exit_code_of_the_function_does_not_end_who_asks(tmp_path):
         failure(tmp_path / "f")
 
 
+@pytest.mark.parametrize("end", [StopIteration, StopAsyncIteration])
+def test_the_end_of_an_iterator_within_the_function_ends_no_iteration_here(tmp_path, end):
+    """An asyncio.Future refuses StopIteration, and who waits for it would wait for ever."""
+
+    def fail():
+        raise end
+
+    run(pack(tmp_path / "f", "call", fail, (), {}))
+    with pytest.raises(FunctionFailed, match=f"^{end.__name__}$") as caught:
+        failure(tmp_path / "f")
+    assert "in fail" in str(caught.value.__cause__)
+
+
 def test_a_value_that_cannot_be_rebuilt_here_is_told(tmp_path):
     (tmp_path / "only_there.py").write_text("class Value: pass")
 
@@ -354,6 +367,18 @@ def test_futures_end_as_their_jobs_do(site):
             gone.result()
     with pytest.raises(RuntimeError, match="was shut down"):
         pool.submit(square, 3)
+
+
+def test_a_callback_that_exits_ends_no_other_future(site):
+    """It is called in the thread that watches all futures."""
+    with Client(site.daemon.state_dir) as client, client.executor() as pool:
+        one, other = pool.submit(square, 2), pool.submit(square, 3)
+        one.add_done_callback(lambda future: sys.exit(1))
+        site.end("j1")
+        assert one.result(timeout=PATIENCE_S) == 4
+        site.end("j2")
+        assert other.result(timeout=PATIENCE_S) == 9
+        assert pool.submit(square, 4).cancel()
 
 
 def test_results_of_others_are_not_unpacked(site, monkeypatch):

@@ -374,12 +374,17 @@ class Engine:
         return self._s.sweep.at_once > 1 or self._s.sampler.kind in ("random", "grid")
 
     def _active_trials(self) -> int:
-        """Return the number of running trials, without those that are about to end."""
+        """Return the number of running trials, without those that are about to end: those whose end
+        is noted, and at most ``at_once`` of those that have reported their last step. A script
+        whose steps begin again in each epoch reports that long before its end.
+        """
         running = self.ledger.running()
         if not self._starts_ahead:
             return len(running)
+        running = [t for t in running if book.ENDING not in t.user_attrs]
         last = self._last_step()
-        return sum(t.last_step != last and book.ENDING not in t.user_attrs for t in running)
+        training = sum(t.last_step != last for t in running)
+        return max(training, len(running) - self._s.sweep.at_once)
 
     def _last_step(self) -> int:
         """Return the last step of a trial: the step at which all completed trials ended, else as

@@ -347,6 +347,28 @@ def report(batch_size: float, busy_s: float | None = None) -> None:
         worker.add(batch_size, busy_s)
 
 
+_steps: dict[str, tuple[int, int, int]] = {}
+"""Metric → its smallest and its last step in this process, and how often its steps began again."""
+MAX_NEW_BEGINNINGS = 1
+"""How often the steps of a metric may begin again in one process. A live job that loses a node
+repeats steps.
+"""
+
+
+def _tell_new_beginnings(name: str, step: int) -> None:
+    """Tell the user if the steps of a metric begin again and again."""
+    first, last, beginnings = _steps.get(name, (step, step, 0))
+    beginnings += step <= first < last
+    _steps[name] = min(first, step), step, beginnings
+    if beginnings > MAX_NEW_BEGINNINGS:
+        tell(
+            f"The steps of the metric {name[:40]} begin again and again at {step}, as if they "
+            "counted within an epoch. Count them on over the whole training: of each step a sweep "
+            "uses the first value only.",
+            once=f"steps {name}",
+        )
+
+
 def metric(name: str, value: float, step: int | None = None) -> None:
     """Report a named number, such as ``metric("loss", 0.97, step=300)``. The daemon stores each
     value with its time, the number of samples processed so far and the job's scale; very long
@@ -376,6 +398,8 @@ def metric(name: str, value: float, step: int | None = None) -> None:
             once=f"metric {shown}",
         )
         return
+    if step is not None:
+        _tell_new_beginnings(name, step)
     worker = _worker or _connect()
     if os.environ.get(env.TRACK):
         tracking.log_to_trackers(name, value, step)

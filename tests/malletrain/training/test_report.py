@@ -170,6 +170,19 @@ def test_what_a_script_may_not_pass_is_told_once_and_ignored(agent, capsys, valu
     assert agent.received(WorkerProgress) == []
 
 
+def test_steps_that_count_within_an_epoch_are_told(capsys):
+    """A sweep would prune its trials by the curves of their first epochs, without a word."""
+    for epoch in range(4):
+        for step in range(3):
+            malletrain.metric("within", 1.0, step=step)
+            malletrain.metric("on", 1.0, step=epoch * 3 + step)
+        malletrain.metric("constant", 1.0, step=1)
+    for step in (500, 520, 498, 530):  # a live job that has lost a node repeats steps
+        malletrain.metric("repeated", 1.0, step=step)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("malletrain: The steps of the metric within begin again and again at 0")
+
+
 def test_metrics_marks_and_facts(agent, capsys):
     malletrain.metric("accuracy", torch.tensor(0.5))
     malletrain.mark("ready", at=12.5)

@@ -54,6 +54,17 @@ def sampler_of(sweep: Sweep, drawn: int = 0) -> optuna.samplers.BaseSampler:
     return optuna.samplers.RandomSampler(seed=seed)
 
 
+def sampler_warnings(sweep: Sweep) -> list[str]:
+    """Return warnings about parameters of which the sampler learns nothing, which Optuna logs."""
+    lists = [name for name, p in sweep.parameters.items() if len(p.choices) > 1]
+    if sweep.sampler.kind != "cmaes" or not lists:
+        return []
+    return [
+        f"Warning: cmaes learns nothing of {', '.join(lists)}: it searches ranges, and draws from "
+        'lists at random. The sampler "tpe" learns of both.'
+    ]
+
+
 def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
     """Return the result of the owner's ``MODULE:NAME``, called with these values."""
     where, _, name = named.rpartition(":")

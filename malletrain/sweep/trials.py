@@ -26,7 +26,7 @@ from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.sweep import ledger as book
 from malletrain.sweep.ledger import Ledger
-from malletrain.sweep.search import own
+from malletrain.sweep.search import own, sampler_warnings
 from malletrain.sweep.space import Value, trial_arguments
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.training.owner import FILE, FOLDER, Owner, daemon_of_folder, owner_in
@@ -113,7 +113,7 @@ def check(sweep: Sweep) -> list[str]:
     """Build the jobs of two trials, with different values if possible.
 
     Returns:
-        Warnings about paths to which all trials would write.
+        Warnings about paths to which all trials would write, and about the sampler.
 
     Raises:
         SweepError: the trials' jobs are not valid.
@@ -125,7 +125,7 @@ def check(sweep: Sweep) -> list[str]:
         build_job(sweep, f"{sweep.sweep.name}-{number}", values, number)
         for number, values in enumerate((first, last))
     ]
-    return shared_places(*jobs)
+    return [*sampler_warnings(sweep), *shared_places(*jobs)]
 
 
 def shared_places(one: JobSpec, other: JobSpec) -> list[str]:

@@ -132,6 +132,7 @@ def run(
         SweepError: the sweep cannot continue; its state is kept so that it can be resumed.
         OtherEngineError: another engine runs it.
     """
+    say = _going_on(say)
     with sole_engine(ledger, say) as sole:
         try:
             return _run(ledger, jobs, say, point, sole)
@@ -145,6 +146,22 @@ def run(
             ) from None
 
 
+def _going_on(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``say`` without its errors of a log on a full disk, or of a terminal that is gone: the
+    sweep goes on. A closed pipe ends it, as it ends other commands.
+    """
+
+    def attempt(line: str) -> None:
+        try:
+            say(line)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
+
+    return attempt
+
+
 def _run(
     ledger: Ledger,
     jobs: Jobs,
@@ -156,7 +173,7 @@ def _run(
     ledger.ends("")
     engine = Engine(ledger, jobs, job_of, point)
     progress = _TrialPrinter(ledger, say)
-    away = ""
+    away, undeleted = "", ""
     while True:
         try:
             began = time.monotonic()
@@ -166,7 +183,10 @@ def _run(
                 say(f"The {away} answers again.")
             away = ""
             progress.print_changes()
-            delete_losers(ledger, time.time())
+            why = _delete_losers(ledger)
+            if why and why != undeleted:
+                say(f"Some snapshots of losing trials cannot be deleted now: {why}. Trying again.")
+            undeleted = why
             if over:
                 return ledger.end
         except (JobsAway, optuna.exceptions.StorageInternalError) as error:
@@ -195,6 +215,17 @@ def _run(
         # The next turn reports these errors.
         with contextlib.suppress(JobsAway, optuna.exceptions.StorageInternalError):
             jobs.wait(engine.jobs_under_way(), ledger.sweep.sweep.every)
+
+
+def _delete_losers(ledger: Ledger) -> str:
+    """Delete the snapshots of losing trials. Return why some could not be deleted; empty if all
+    were.
+    """
+    try:
+        delete_losers(ledger, time.time())
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return ""
 
 
 class _TrialPrinter:

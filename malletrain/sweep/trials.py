@@ -182,7 +182,15 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
         if own and not any(file.is_file() for file in files if file not in own):
             paths += sorted(place.parent.glob(f"{escaped}.shards"))
             paths += sorted(place.parent.glob(f"{escaped}.open-epoch"))
-    return [each for each in paths if each.stat().st_uid == os.geteuid()]
+    return [each for each in paths if _uid(each) == os.geteuid()]
+
+
+def _uid(path: Path) -> int | None:
+    """Return the user id of a file's or folder's owner; None if it is gone. Raises OSError."""
+    try:
+        return path.stat().st_uid
+    except FileNotFoundError:
+        return None
 
 
 def _is_of(file: Path, mine: Owner, default: bool) -> bool:
@@ -219,20 +227,24 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
 
     Workers of a cancelled job may save again before they end, so a trial is checked repeatedly for
     a while.
+
+    Raises:
+        OSError: some cannot be read or deleted now; all others are deleted.
     """
     best = {t.number for t in ledger.best(ledger.sweep.sweep.keep)}
     forgotten = set(ledger.gone)
     deleted, settled = [], []
+    first: OSError | None = None
     for trial in ledger.trials(TrialState.COMPLETE, TrialState.PRUNED):
         if trial.number in best or trial.number in forgotten:
             continue
-        places = snapshots(ledger, trial)
-        for place in places:
-            if place.is_dir():
-                shutil.rmtree(place, ignore_errors=True)
-            else:
-                place.unlink(missing_ok=True)
-                close_epoch(str(place))  # also removes the marker file next to it
+        try:
+            places = snapshots(ledger, trial)
+            for place in places:
+                _delete(place)
+        except OSError as error:
+            first = first or error
+            continue
         ended = trial.datetime_complete
         if places:
             deleted.append(trial.number)
@@ -240,4 +252,15 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
             settled.append(trial.number)
     if settled:
         ledger.forget_snapshots(settled)
+    if first is not None:
+        raise first
     return deleted
+
+
+def _delete(place: Path) -> None:
+    """Delete a snapshot. Raises OSError."""
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+        close_epoch(str(place))  # also removes the marker file next to it

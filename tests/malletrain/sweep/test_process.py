@@ -147,3 +147,39 @@ def test_a_trial_that_another_program_ends_within_a_turn_stops_no_sweep(sweep):
     assert states[1] == "FAIL"
     assert "RUNNING" not in states
     assert jobs.jobs["j2"].state == "cancelled"
+
+
+def test_a_log_on_a_full_disk_or_a_terminal_that_is_gone_ends_no_sweep(sweep):
+    def say(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    assert process.run(ledger, TrainingJobs(), say) == "All trials have ended."
+
+    def to_a_closed_pipe(line):
+        raise BrokenPipeError
+
+    ledger.want(4)
+    with pytest.raises(BrokenPipeError):
+        process.run(ledger, TrainingJobs(), to_a_closed_pipe)
+
+
+def test_a_snapshot_that_cannot_be_deleted_now_ends_no_sweep(sweep, monkeypatch):
+    """Such as on NFS while its server restarts. All others are deleted."""
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE), "s/0.pt")
+    searched, lines = [], []
+
+    def snapshots(ledger, trial):
+        searched.append(trial.number)
+        if trial.number == searched[0] and searched.count(trial.number) < 3:
+            raise stale
+        return []
+
+    monkeypatch.setattr("malletrain.sweep.trials.snapshots", snapshots)
+    assert process.run(ledger, TrainingJobs(), lines.append) == "All trials have ended."
+    assert [line for line in lines if "cannot be deleted" in line] == [
+        "Some snapshots of losing trials cannot be deleted now: s/0.pt: Stale file handle. Trying "
+        "again."
+    ]
+    assert len(set(searched)) > 1, "the others are searched for, too"

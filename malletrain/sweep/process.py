@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import optuna
 
@@ -35,7 +36,7 @@ from malletrain.sweep.ledger import (
     refuses_values,
     storage_url,
 )
-from malletrain.sweep.sole_engine import OtherEngineError, SoleEngine, sole_engine
+from malletrain.sweep.sole_engine import OtherEngineError, SoleEngine, is_alive, sole_engine
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.sweep.trials import check, delete_losers, job_of
 
@@ -84,7 +85,7 @@ def alone(state_dir: Path, name: str) -> Iterator[None]:
 
 
 def _lock(handle: int) -> bool:
-    """Take a lock. Return False if another process keeps it: one that asks :func:`attended`, such
+    """Take a lock. Return False if another process keeps it: one that asks :func:`holds_lock`, such
     as the page in the browser, holds it for a moment.
     """
     for _ in range(LOCK_TRIES):
@@ -96,8 +97,20 @@ def _lock(handle: int) -> bool:
     return False
 
 
-def attended(state_dir: Path, name: str) -> bool:
-    """Return whether an engine runs for this sweep."""
+def attended(state_dir: Path, name: str, record: Mapping[str, Any]) -> bool:
+    """Return whether an engine runs for this sweep: one with this state directory, or one with
+    another directory whose process is seen here.
+
+    Args:
+        state_dir: state directory.
+        name: name of the sweep.
+        record: record of its engine in the study.
+    """
+    return holds_lock(state_dir, name) or bool(is_alive(record))
+
+
+def holds_lock(state_dir: Path, name: str) -> bool:
+    """Return whether an engine with this state directory runs for this sweep."""
     path = lock_path(state_dir, name)
     try:
         handle = os.open(path, os.O_RDWR)

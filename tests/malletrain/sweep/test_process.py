@@ -17,7 +17,7 @@ from tests.malletrain.sweep.sweep_world import TEXT, WorldJobs
 def test_a_look_whether_a_sweep_is_run_keeps_nobody_from_running_it(tmp_path, monkeypatch):
     """The page in the browser looks all the time, and takes the lock for a moment."""
     with process.alone(tmp_path, "lr"):
-        assert process.attended(tmp_path, "lr")
+        assert process.holds_lock(tmp_path, "lr")
         refused = pytest.raises(SweepError, match=f"is being run by process {os.getpid()} on")
         with refused, process.alone(tmp_path, "lr"):
             pass
@@ -25,9 +25,9 @@ def test_a_look_whether_a_sweep_is_run_keeps_nobody_from_running_it(tmp_path, mo
     fcntl.flock(look, fcntl.LOCK_EX)
     monkeypatch.setattr(process.time, "sleep", lambda s: fcntl.flock(look, fcntl.LOCK_UN))
     with process.alone(tmp_path, "lr"):
-        assert process.attended(tmp_path, "lr")
+        assert process.holds_lock(tmp_path, "lr")
     os.close(look)
-    assert not process.attended(tmp_path, "lr")
+    assert not process.holds_lock(tmp_path, "lr")
 
 
 class TrainingJobs(WorldJobs):
@@ -103,7 +103,7 @@ def test_without_locks_of_files_no_sweep_runs_and_a_sentence_says_why(tmp_path, 
     )
     with refused, process.alone(tmp_path, "lr"):
         pass
-    assert not process.attended(tmp_path, "lr")
+    assert not process.holds_lock(tmp_path, "lr")
 
 
 def test_a_value_that_the_database_refuses_is_not_waited_for(tmp_path, sweep, monkeypatch):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from malletrain.api.following import AGAIN_S, ENDED
-from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, name_of, new_folder
+from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, is_stale, name_of, new_folder
 from malletrain.api.functions import JobSubmitter
 from malletrain.api.job import Job
 from malletrain.api.options import farm_of, size_limits
@@ -143,16 +143,20 @@ class MapResults(Iterator[R], Generic[R]):
     def _read_files(self) -> int:
         """Read new results. Return the number of tasks whose results are new."""
         count = 0
-        with os.scandir(self._folder / "results") as entries:
-            numbers = [
-                int(entry.name.removesuffix(".pkl"))
-                for entry in entries
-                if entry.name.endswith(".pkl") and not entry.name.startswith(".")
-            ]
-        for number in sorted(numbers):
-            if number in self._pending and number not in self._outcomes:
-                self._set(number, outcomes(self._folder / "results" / f"{number}.pkl"))
-                count += 1
+        try:
+            with os.scandir(self._folder / "results") as entries:
+                numbers = [
+                    int(entry.name.removesuffix(".pkl"))
+                    for entry in entries
+                    if entry.name.endswith(".pkl") and not entry.name.startswith(".")
+                ]
+            for number in sorted(numbers):
+                if number in self._pending and number not in self._outcomes:
+                    self._set(number, outcomes(self._folder / "results" / f"{number}.pkl"))
+                    count += 1
+        except OSError as error:
+            if not is_stale(error):
+                raise
         return count
 
     def _set(self, number: int, items: list[FunctionOutcome]) -> None:

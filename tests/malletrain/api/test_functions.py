@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import os
 import shutil
 import subprocess
@@ -460,6 +461,22 @@ def test_a_future_whose_job_is_lost_ends_in_a_sentence(site):
         site.end("j2")
         assert other.result(timeout=PATIENCE_S) == 9, "the others are still watched"
         assert Path(script).is_file()
+
+
+def test_a_stale_handle_of_nfs_costs_no_result(site, monkeypatch):
+    stale = [OSError(errno.ESTALE, os.strerror(errno.ESTALE))]
+
+    def read(*where):
+        if stale:
+            raise stale.pop()
+        return outcome(*where)
+
+    monkeypatch.setattr("malletrain.api.function_job.outcome", read)
+    with Client(site.daemon.state_dir) as client:
+        future = client.submit_function(square, 3)
+        site.end("j1")
+        assert future.result(timeout=PATIENCE_S) == 9
+    assert not stale
 
 
 def test_a_result_that_cannot_be_read_is_told(site):

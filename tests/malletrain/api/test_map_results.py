@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import subprocess
 import sys
@@ -11,7 +13,13 @@ import pytest
 
 from malletrain.api.map_results import MapResults
 from malletrain.protocol.views import TasksView, TaskView
-from malletrain.training.functions import EACH_SCRIPT, FunctionFailed, FunctionLost, pack
+from malletrain.training.functions import (
+    EACH_SCRIPT,
+    FunctionFailed,
+    FunctionLost,
+    FunctionOutcome,
+    pack,
+)
 
 FAILED = TaskView(0, ("x",), "failed", tries=1, exit_code=9, tail="no memory")
 
@@ -65,3 +73,22 @@ def test_an_item_whose_function_meets_the_end_of_an_iterator_costs_no_other_resu
     with pytest.raises(FunctionFailed, match="StopIteration"):
         next(results)
     assert list(results) == [3]
+
+
+def test_a_stale_handle_of_nfs_costs_no_result_and_no_farm(tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "0.pkl").touch()
+    answers = [OSError(errno.ESTALE, os.strerror(errno.ESTALE)), [FunctionOutcome(7)]]
+
+    def outcomes(file):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
+    farm = Farm(100)
+    assert list(MapResults(farm, farm, tmp_path, [1], True, None)) == [7]
+    answers.append(OSError(errno.EACCES, os.strerror(errno.EACCES)))
+    with pytest.raises(PermissionError):
+        next(MapResults(farm, farm, tmp_path, [1], True, None))

@@ -8,6 +8,7 @@ does not decide who may read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -37,10 +38,17 @@ def delete_old_logs(root: Path, before: float, unfinished: Collection[str]) -> i
     """
     stay = {_safe(job) for job in unfinished}
     deleted = 0
-    for folder in os.scandir(root) if root.is_dir() else ():
+    try:
+        folders = list(os.scandir(root))
+    except OSError:
+        return 0
+    for folder in folders:
         if deleted == JOBS_AT_ONCE:
             break
-        is_old = folder.is_dir(follow_symlinks=False) and _last_write(folder) < before
+        try:
+            is_old = folder.is_dir(follow_symlinks=False) and _last_write(folder) < before
+        except OSError:  # somebody deletes it just now, or it cannot be read
+            continue
         if is_old and folder.name not in stay:
             shutil.rmtree(folder.path, ignore_errors=True)
             deleted += not os.path.lexists(folder.path)
@@ -114,6 +122,9 @@ class LogSink:
             stream: name of the stream.
             node: node on which the log was written.
             size: size of the log on its node, bytes.
+
+        Raises:
+            OSError: the line cannot be written.
         """
         path = self._path(job, generation, stream, node)
         self._incomplete.pop(path, None)
@@ -128,11 +139,14 @@ class LogSink:
             )
 
     def gone(self, node: str) -> None:
-        """Close the incomplete logs of a lost node."""
+        """Close the incomplete logs of a lost node. A log on a full disk, or one that an operator
+        has deleted, gets no last line.
+        """
         for path in [path for path, (where, _) in self._incomplete.items() if where == node]:
             _, size = self._incomplete.pop(path)
             lost = f"{node} was lost before they were sent"
-            _mark(path, size - path.stat().st_size, lost, at_least=True)
+            with contextlib.suppress(OSError):
+                _mark(path, size - path.stat().st_size, lost, at_least=True)
 
     def _limit_reason(self) -> str:
         limit = format_size(self._limit)
@@ -259,7 +273,9 @@ def _unmark(path: Path) -> None:
     """Remove the line that :func:`_mark` has appended."""
     end_file = _end_of(path)
     if end_file.exists():
-        os.truncate(path, int(end_file.read_text()))
+        # Empty if the disk was full; then there is no such line.
+        if (end := end_file.read_text()).isdecimal():
+            os.truncate(path, int(end))
         end_file.unlink()
 
 

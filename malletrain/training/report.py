@@ -378,7 +378,7 @@ def metric(name: str, value: float, step: int | None = None) -> None:
         name: name of the metric, at most 100 characters.
         value: value of the metric. NaN and infinity are shown as such, and are never a trial's best
             value.
-        step: a count of the script from 0, such as an epoch; None for none.
+        step: a count of the script from 0 over the whole training, such as an epoch; None for none.
     """
     try:
         value = float(value)

@@ -76,8 +76,9 @@ def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
 def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.samplers.BaseSampler:
     try:
         sampler = own(named, workdir, options)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SweepError(f"The sampler {named} cannot be made: {error}") from None
+    except Exception as error:  # it is the owner's class
+        why = f"{type(error).__name__}: {error}"
+        raise SweepError(f"The sampler {named} cannot be made: {why}") from error
     if not isinstance(sampler, optuna.samplers.BaseSampler):
         raise SweepError(f"{named} is no sampler of Optuna, but a {type(sampler).__name__}.")
     return sampler

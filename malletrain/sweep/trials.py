@@ -102,8 +102,9 @@ def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
         return None
     try:
         size = own(sweep.job.model_size, sweep.job.workdir, values)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SweepError(f"{sweep.job.model_size} does not say a model's size: {error}") from None
+    except Exception as error:  # it is the owner's function
+        why = f"{type(error).__name__}: {error}"
+        raise SweepError(f"{sweep.job.model_size} does not say a model's size: {why}") from error
     if size is None:
         return None
     return ",".join(map(str, size if isinstance(size, tuple | list) else (size,)))

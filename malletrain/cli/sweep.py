@@ -78,7 +78,7 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
     """
     with _sentences():
         from malletrain.sweep import process
-        from malletrain.sweep.ledger import Ledger, open_storage, storage_url
+        from malletrain.sweep.ledger import open_storage, storage_url
         from malletrain.sweep.spec import load_sweep
         from malletrain.sweep.trials import check
 
@@ -92,7 +92,7 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         with open_storage(url) as opened:
             # Two processes would give the sweep's jobs different keys.
             with process.alone(home, description.sweep.name):
-                ledger = Ledger.create(opened, description)
+                ledger = process.create(opened, description)
             click.echo(
                 f"Sweep {ledger.name}: {_trials(ledger.target_trials)} of {description.job.script}."
             )

@@ -313,6 +313,25 @@ def run_sweep(
         return ledger.study
 
 
+def create(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
+    """Create a sweep. Raises SweepError if there is one of that name; the sentence names the keys
+    in which that one differs, with whose values it would be resumed.
+    """
+    different: list[str] = []
+    if sweep.sweep.name in optuna.get_all_study_names(storage):
+        # It may be no sweep, or its creator was killed.
+        with contextlib.suppress(SweepError):
+            different = _differences(Ledger.open(storage, sweep.sweep.name), sweep)
+    if different:
+        name = sweep.sweep.name
+        raise SweepError(
+            f"There is a sweep {name} already, with other values of {', '.join(different)}. Go on "
+            f"with its values: malletrain sweep resume {name}; or give the new one another name: "
+            "--name OTHER."
+        )
+    return Ledger.create(storage, sweep)
+
+
 def _create_or_resume(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
     """Return the sweep in the database; create it if there is none of that name."""
     if sweep.sweep.name not in optuna.get_all_study_names(storage):

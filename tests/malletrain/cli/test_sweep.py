@@ -188,6 +188,12 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     again = run("sweep", "run", file)
     assert again.exit_code == 1
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
+    # Who has changed the file would else resume the sweep with the values that it had.
+    file.write_text(FILE.replace("high = 1.0", "high = 2.0").replace("at_once = 3", "at_once = 2"))
+    changed = run("sweep", "run", file)
+    assert changed.exit_code == 1
+    words = "already, with other values of sweep.at_once, space.x. Go on with its values:"
+    assert f"There is a sweep lr {words} malletrain sweep resume lr" in changed.stderr
 
 
 @pytest.mark.parametrize(

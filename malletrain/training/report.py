@@ -348,7 +348,10 @@ def report(batch_size: float, busy_s: float | None = None) -> None:
 
 
 _steps: dict[str, tuple[int, int, int]] = {}
-"""Metric → its smallest and its last step in this process, and how often its steps began again."""
+"""Metric → its smallest and its last step in this process, and how often its steps began again. Of
+the first MAX_WATCHED_METRICS metrics.
+"""
+MAX_WATCHED_METRICS = 1000
 MAX_NEW_BEGINNINGS = 1
 """How often the steps of a metric may begin again in one process. A live job that loses a node
 repeats steps.
@@ -357,6 +360,8 @@ repeats steps.
 
 def _tell_new_beginnings(name: str, step: int) -> None:
     """Tell the user if the steps of a metric begin again and again."""
+    if name not in _steps and len(_steps) >= MAX_WATCHED_METRICS:
+        return
     first, last, beginnings = _steps.get(name, (step, step, 0))
     beginnings += step <= first < last
     _steps[name] = min(first, step), step, beginnings

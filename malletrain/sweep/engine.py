@@ -37,7 +37,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.protocol.messages import JobSpec
 from malletrain.sweep import ledger as book
-from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TrialJob
+from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TooManyJobs, TrialJob
 from malletrain.sweep.ledger import Ledger, StoredValueError
 from malletrain.sweep.space import Value
 from malletrain.sweep.spec import SweepError
@@ -113,6 +113,10 @@ class Engine:
         self._failed_before = {t.number for t in ledger.trials(TrialState.FAIL)}
         self._released: set[int] = set()
         """Trials that another program has ended in the study, and whose jobs are cancelled."""
+        self.waits_because = ""
+        """Why a trial's job cannot be submitted now, as a sentence, since the last turn; empty if
+        none waits.
+        """
 
     def turn(self, now: float) -> bool:
         """Carry out all actions that are due. Return whether the sweep is over.
@@ -123,6 +127,7 @@ class Engine:
         """
         ledger = self.ledger
         ledger.alone()
+        self.waits_because = ""
         self._release_jobs()
         jobs, running = self.jobs.states(self.jobs_under_way()), ledger.running()
         losers: list[tuple[FrozenTrial, TrialJob]] = []
@@ -191,7 +196,10 @@ class Engine:
             ending = WITHDRAWN
         if job is None and ending is not None and book.JOB not in trial.user_attrs:
             # It may have been submitted before the engine was killed.
+            self.waits_because = ""
             job = self._submit(trial)
+            if job is None and self.waits_because:  # it was not
+                self._fail(trial, "its owner cancelled the sweep")
             if job is None:
                 return None
         if job is None:
@@ -205,7 +213,9 @@ class Engine:
         return None
 
     def _submit(self, trial: FrozenTrial) -> TrialJob | None:
-        """Submit the job of a trial. Returns None if the trial has failed instead."""
+        """Submit the job of a trial. Returns None if the trial has failed instead, or if its owner
+        may have no more jobs now.
+        """
         try:
             values = self.ledger.values(trial.number)
         except StoredValueError as error:  # another program has queued it in the study
@@ -216,6 +226,9 @@ class Engine:
         spec = msgspec.structs.replace(spec, weight=self._first_weight(trial))
         try:
             job = self.jobs.submit(spec)
+        except TooManyJobs as error:
+            self.waits_because = str(error)
+            return None
         except JobRefused as error:
             self._fail(trial, str(error))
             raise SweepError(f"Trial {trial.number} cannot be submitted: {error}") from None
@@ -362,8 +375,10 @@ class Engine:
             )
 
     def _start_trials(self, now: float) -> None:
-        """Start as many trials as ``at_once`` allows."""
-        while not self._stop_reason(now) and self._active_trials() < self._s.sweep.at_once:
+        """Start as many trials as ``at_once`` and the owner's quota allow."""
+        while not (self.waits_because or self._stop_reason(now)):
+            if self._active_trials() >= self._s.sweep.at_once:
+                return
             trial = self.ledger.ask()
             self._point("asked")
             self._submit(trial)

@@ -183,3 +183,11 @@ def test_a_snapshot_that_cannot_be_deleted_now_ends_no_sweep(sweep, monkeypatch)
         "again."
     ]
     assert len(set(searched)) > 1, "the others are searched for, too"
+
+
+def test_who_may_have_no_more_jobs_is_told_once(sweep):
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    jobs, lines = TrainingJobs(), []
+    jobs.quota = 2
+    process.run(ledger, jobs, lines.append)
+    assert lines.count("You have 2 jobs. The next trial waits for that.") == 1

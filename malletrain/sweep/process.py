@@ -186,7 +186,8 @@ def _run(
     ledger.ends("")
     engine = Engine(ledger, jobs, job_of, point)
     progress = _TrialPrinter(ledger, say)
-    away, undeleted, waiting = "", "", ""
+    away, undeleted = "", ""
+    told = {""}
     while True:
         try:
             began = time.monotonic()
@@ -200,9 +201,9 @@ def _run(
             if why and why != undeleted:
                 say(f"Some snapshots of losing trials cannot be deleted now: {why}. Trying again.")
             undeleted = why
-            if engine.waits_because and not waiting:
+            if engine.waits_because not in told:
                 say(f"{engine.waits_because} The next trial waits for that.")
-            waiting = engine.waits_because
+                told.add(engine.waits_because)
             if over:
                 return ledger.end
         except (JobsAway, optuna.exceptions.StorageInternalError) as error:

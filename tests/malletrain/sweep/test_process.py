@@ -187,7 +187,9 @@ def test_a_snapshot_that_cannot_be_deleted_now_ends_no_sweep(sweep, monkeypatch)
 
 def test_who_may_have_no_more_jobs_is_told_once(sweep):
     ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    ledger.want(8)
     jobs, lines = TrainingJobs(), []
     jobs.quota = 2
     process.run(ledger, jobs, lines.append)
+    assert len(ledger.trials(optuna.trial.TrialState.FAIL)) == 0
     assert lines.count("You have 2 jobs. The next trial waits for that.") == 1

@@ -273,8 +273,8 @@ def _unmark(path: Path) -> None:
     """Remove the line that :func:`_mark` has appended."""
     end_file = _end_of(path)
     if end_file.exists():
-        # Empty if the disk was full; then there is no such line.
-        if (end := end_file.read_text()).isdecimal():
+        # Empty if the disk was full: then there is no such line, nor if the log was deleted.
+        if (end := end_file.read_text()).isdecimal() and path.exists():
             os.truncate(path, int(end))
         end_file.unlink()
 

@@ -74,6 +74,9 @@ def test_a_log_goes_on_after_the_disk_was_full_at_its_end(sink, tmp_path):
     (tmp_path / "j1" / "g1-rank0@n1.end").touch()  # there was no room for what it says
     assert sink.write("j1", 1, "rank0", "n1", 4, b"two\n", 8) == 8
     assert whole(sink) == "one\ntwo\n"
+    sink.ended("j1", 1, "rank0", "n1", 12)
+    (tmp_path / "j1" / "g1-rank0@n1.log").unlink()  # by an operator, for room
+    assert sink.write("j1", 1, "rank0", "n1", 0, b"one\n", 12) == 4
 
 
 def test_a_log_over_its_limit_says_so_at_once_and_how_much_at_its_end(sink):

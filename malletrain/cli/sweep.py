@@ -348,16 +348,23 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
     """Run the sweep's engine, here or in a background process."""
     from malletrain.sweep import process
     from malletrain.sweep.daemon_jobs import DaemonJobs
+    from malletrain.sweep.sole_engine import MAX_SILENCE_S, is_alive, named
 
     home = _home(state_dir)
     if detach:
         if process.holds_lock(home, ledger.name):
             raise Refused(f"The sweep {ledger.name} is being run already.")
         options = ["--state-dir", str(state_dir)] if state_dir else []
+        before = ledger.engine
         pid = process.detach(ledger.name, home, options, url)
         click.echo(
             f"Process {pid} attends to it; what it says is in {process.log_path(home, ledger.name)}"
         )
+        if before and is_alive(before) is not False:
+            say(
+                f"{named(before).capitalize()} ran it last. If it still does, process {pid} ends "
+                f"within {MAX_SILENCE_S:g} s, and says so there."
+            )
         return
     with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
         try:

@@ -316,6 +316,14 @@ def test_an_engine_with_another_state_directory_is_told(run, jobs, file, tmp_pat
         ledger.note_engine({**here, "pid": child.pid, "host": "login2"})
         last = f"Process {child.pid} on login2 ran it last. If it does not any more: "
         assert status() == (False, last + "malletrain sweep resume lr")
+        detached = run("sweep", "resume", "lr", "--detach")
+        engine = psutil.Process(int(detached.stdout.split()[1]))
+        engine.kill()
+        engine.wait()
+        assert detached.stderr == (
+            f"Process {child.pid} on login2 ran it last. If it still does, process {engine.pid} "
+            "ends within 30 s, and says so there.\n"
+        )
 
 
 def test_what_is_wrong_is_said_before_anything_is_kept(run, daemon, file, tmp_path):

@@ -187,7 +187,7 @@ def _run(
     engine = Engine(ledger, jobs, job_of, point)
     progress = _TrialPrinter(ledger, say)
     away, undeleted = "", ""
-    sentences = {""}
+    told = {""}
     while True:
         try:
             began = time.monotonic()
@@ -201,9 +201,9 @@ def _run(
             if why and why != undeleted:
                 say(f"Some snapshots of losing trials cannot be deleted now: {why}. Trying again.")
             undeleted = why
-            if engine.waits_because not in sentences:
+            if engine.waits_because not in told:
                 say(f"{engine.waits_because} The next trial waits for that.")
-                sentences.add(engine.waits_because)
+                told.add(engine.waits_because)
             if over:
                 return ledger.end
         except (JobsAway, optuna.exceptions.StorageInternalError) as error:

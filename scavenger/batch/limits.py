@@ -24,9 +24,7 @@ def no_lease(limit: str, name: str, table: str) -> Finding:
     )
 
 
-def job_limit(
-    title: str, name: str, limit: int, max_leases: int, table: str, share_jobs: bool = False
-) -> Iterator[Finding]:
+def job_limit(title: str, name: str, limit: int, max_leases: int, table: str) -> Iterator[Finding]:
     """Yield the findings about one limit.
 
     Args:
@@ -35,16 +33,9 @@ def job_limit(
         limit: number of jobs that it allows one user.
         max_leases: maximum number of leases of one user in the configuration; 0: no limit.
         table: table of the configuration, such as ``scheduler.slurm``.
-        share_jobs: whether several leases are one job of the scheduler.
     """
     if not limit:
         yield no_lease("0", name, table)
-    elif share_jobs:
-        yield (
-            True,
-            f"{title} allows one user {limit} jobs ({name}), and several leases are one job; see "
-            f"that max_leases_per_user in [{table}] leaves room for the user's other jobs.",
-        )
     elif max_leases >= limit:
         yield (
             False,

@@ -101,12 +101,6 @@ class BatchSettings(Generic[OptionsT]):
         return "" if self.submit_as else self.user
 
     @property
-    def share_jobs(self) -> bool:
-        """Whether several leases are one job: the nodes of a block, or all slots of a host."""
-        whole_hosts = bool(self.slots) and all(kind.whole_host for kind in self.slots)
-        return self.shape == "block" or whole_hosts
-
-    @property
     def max_pause_s(self) -> float:
         """Maximum pause between two polls of a scheduler that is slow or does not answer, seconds:
         half of ``spare_s``. The other half is for the answer, so that a lease on a node with a

@@ -383,17 +383,12 @@ def _limits_of_user(
         of += f" for partition {in_partition}" if in_partition else ""
         for field, name in FIELDS_OF_USER.items():
             if (limit := row[field]).isdecimal():
-                yield from _job_limit(settings, f"{name} {of}", int(limit))
+                yield from job_limit(
+                    "Slurm", f"{name} {of}", int(limit), settings.max_leases_per_user, TABLE
+                )
         for field, name in TRES_OF_USER.items():
             if limit := row[field]:
                 yield _each(limit, f"{name} {of}")
-
-
-def _job_limit(
-    settings: BatchSettings[SlurmLeaseOptions], name: str, limit: int
-) -> Iterator[Finding]:
-    """Yield the findings about a limit on the number of one user's jobs."""
-    return job_limit("Slurm", name, limit, settings.max_leases_per_user, TABLE, settings.share_jobs)
 
 
 def _limits_of_qos(
@@ -402,7 +397,8 @@ def _limits_of_qos(
     """Yield the findings about a QOS of the leases."""
     for field, name in FIELDS_OF_QOS.items():
         if (limit := row.get(field, "")).isdecimal():
-            yield from _job_limit(settings, f"{name} of QOS {qos}", int(limit))
+            named = f"{name} of QOS {qos}"
+            yield from job_limit("Slurm", named, int(limit), settings.max_leases_per_user, TABLE)
     for field, name in JOBS_OF_QOS.items():
         if (limit := row.get(field, "")).isdecimal():
             yield _together(f"{limit} jobs", f"{name} of QOS {qos}", limit == "0")

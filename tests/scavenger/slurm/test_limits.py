@@ -3,8 +3,6 @@
 import pytest
 
 from scavenger.batch.limits import job_limit
-from scavenger.batch.settings import BatchSettings
-from scavenger.batch.slots import SlotKind
 from scavenger.slurm.job import SlurmLeaseOptions, split_by_lease
 from scavenger.slurm.limits import MAX_YIELD_S, START_WAIT_S, YIELD_PAUSE_S, LimitWatch, at_limit
 from scavenger.slurm.parse import read_jobs
@@ -215,32 +213,6 @@ def test_what_check_says_of_a_limit(ours, works, words):
     assert (ok, words in sentence) == (works, True), sentence
 
 
-@pytest.mark.parametrize(
-    ("whole_hosts", "shape", "share"),
-    [
-        ((), "single", False),
-        ((), "block", True),
-        ((), "array", False),
-        ((True,), "single", True),
-        ((True, False), "single", False),
-    ],
-)
-def test_leases_of_a_block_and_of_a_whole_host_are_one_job(whole_hosts, shape, share):
-    """`check` said to set max_leases_per_user below the limit of jobs, so that hardly any host with
-    eight slots could be leased.
-    """
-    kinds = tuple(
-        SlotKind(f"k{number}", {"cpu": 1}, whole_host=whole)
-        for number, whole in enumerate(whole_hosts)
-    )
-    settings = BatchSettings(
-        tag="t", template="", user="me", lease=SlurmLeaseOptions(), shape=shape, slots=kinds
-    )
-    assert settings.share_jobs is share
-    findings = job_limit("Slurm", "MaxJobs of x", 10, 64, "scheduler.slurm", settings.share_jobs)
-    assert [works for works, _ in findings] == [share]
-
-
 def test_a_limit_of_no_jobs_lets_no_lease_start():
     """There is no number of leases below it."""
     for leases in (0, 20):
@@ -287,9 +259,6 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
         for sentence, works in findings.items()
         if "MaxSubmitJobs of the association" in sentence
     ] == [True]
-    # Several nodes of a block are one job, so that 40 leases may be fewer jobs.
-    block = {s: w for w, s in slurm.scavenger(max_leases_per_user=40, shape="block").check()}
-    assert [w for s, w in block.items() if "MaxJobs of the association of me" in s] == [True]
     [shared] = [s for s in findings if "limits of account phys (GrpJobs=200, GrpTRES=node=10)" in s]
     assert findings[shared] is False
     assert "leave_at_limits = true" in shared

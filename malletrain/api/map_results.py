@@ -89,6 +89,8 @@ class MapResults(Iterator[R], Generic[R]):
         self._outcomes: dict[int, list[FunctionOutcome]] = {}
         """Task → outcomes of its items."""
         self._ready: deque[FunctionOutcome] = deque()
+        self._stale_since: float | None = None
+        """Time since which no result can be read, because files on NFS are being replaced."""
 
     def __next__(self) -> R:
         while not self._ready:
@@ -155,8 +157,12 @@ class MapResults(Iterator[R], Generic[R]):
                     self._set(number, outcomes(self._folder / "results" / f"{number}.pkl"))
                     count += 1
         except OSError as error:
-            if not is_stale(error):
+            now = time.monotonic()
+            self._stale_since = now if self._stale_since is None else self._stale_since
+            if not is_stale(error) or now >= self._stale_since + MAX_VISIBILITY_DELAY_S:
                 raise
+        else:
+            self._stale_since = None
         return count
 
     def _set(self, number: int, items: list[FunctionOutcome]) -> None:
@@ -187,6 +193,9 @@ class MapResults(Iterator[R], Generic[R]):
             if not self._read_files():
                 time.sleep(POLL_S)
         self._read_files()
+        while self._stale_since is not None:
+            time.sleep(POLL_S)
+            self._read_files()
         reason = job.view.reason or "nothing more is known"
         for number in self._missing():
             lost = FunctionLost(

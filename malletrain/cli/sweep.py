@@ -368,7 +368,7 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
         return
     with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
         try:
-            end = process.run(ledger, jobs, click.echo)
+            end = process.run(ledger, jobs, process.going_on(click.echo))
         except KeyboardInterrupt:
             say(
                 "The trials that are under way train on. Go on with: malletrain sweep resume "

@@ -92,6 +92,11 @@ _REASONS = {
 }
 _TRIAL_STATES = {PRUNED: TrialState.PRUNED, WITHDRAWN: TrialState.FAIL}
 
+QUOTA_RETRY_S = 5.0
+"""Time between two submissions of a trial that its owner's quota does not allow, seconds. Its job
+is built anew for each, which can call functions of the owner.
+"""
+
 
 class Engine:
     """The engine of one sweep. ``spec_of`` builds the job of a trial; ``point`` is called with a
@@ -117,6 +122,8 @@ class Engine:
         """Why a trial's job cannot be submitted now, as a sentence, since the last turn; empty if
         none waits.
         """
+        self._waiting: dict[int, tuple[float, str]] = {}
+        """Trial that its owner's quota does not allow → (time of the next attempt, why)."""
 
     def turn(self, now: float) -> bool:
         """Carry out all actions that are due. Return whether the sweep is over.
@@ -134,7 +141,8 @@ class Engine:
         for trial in running:
             name = trial.user_attrs.get(book.JOB, "")
             elsewhere = self._is_elsewhere(trial) and name
-            job = self._advance_trial(trial, TrialJob(name, LOST) if elsewhere else jobs.get(name))
+            known = TrialJob(name, LOST) if elsewhere else jobs.get(name)
+            job = self._advance_trial(trial, known, now)
             if job is not None:
                 losers.append((trial, job))
         if not self._starts_ahead or ledger.cancelled:
@@ -186,7 +194,9 @@ class Engine:
 
     # --- one trial ---
 
-    def _advance_trial(self, trial: FrozenTrial, job: TrialJob | None) -> TrialJob | None:
+    def _advance_trial(
+        self, trial: FrozenTrial, job: TrialJob | None, now: float
+    ) -> TrialJob | None:
         """Carry out the actions for a trial, except pruning: if it is to be pruned, returns its
         job."""
         ending = trial.user_attrs.get(book.ENDING)
@@ -196,14 +206,14 @@ class Engine:
             ending = WITHDRAWN
         if job is None and ending is not None and book.JOB not in trial.user_attrs:
             # It may have been submitted before the engine was killed.
-            self.waits_because = ""
-            job = self._submit(trial)
-            if job is None and self.waits_because:  # it was not
+            job = self._submit(trial, now)
+            if trial.number in self._waiting:  # it was not
+                self.waits_because = ""
                 self._fail(trial, "its owner cancelled the sweep")
             if job is None:
                 return None
         if job is None:
-            self._submit(trial)
+            self._submit_if_due(trial, now)
         elif ending == WITHDRAWN and job.state not in ("completed", "failed"):
             self._finish(trial, job, ending)
         elif ending == WITHDRAWN:  # it has ended by itself: use its result
@@ -212,7 +222,19 @@ class Engine:
             return job
         return None
 
-    def _submit(self, trial: FrozenTrial) -> TrialJob | None:
+    def _submit_if_due(self, trial: FrozenTrial, now: float) -> None:
+        """Submit the job of a trial that has none, or let it wait or fail if the owner's quota did
+        not allow it.
+        """
+        again_at, why = self._waiting.get(trial.number, (now, ""))
+        if why and (over := self._limit_reached(now)):
+            self._fail(trial, f"it waited for its owner's quota until the sweep ended: {over}")
+        elif now < again_at:
+            self.waits_because = why
+        else:
+            self._submit(trial, now)
+
+    def _submit(self, trial: FrozenTrial, now: float) -> TrialJob | None:
         """Submit the job of a trial. Returns None if the trial has failed instead, or if its owner
         may have no more jobs now.
         """
@@ -221,6 +243,7 @@ class Engine:
         except StoredValueError as error:  # another program has queued it in the study
             self._fail(trial, f"its values are not of the space: {error}")
             return None
+        self._waiting.pop(trial.number, None)
         self._point("values chosen")
         spec = self._spec_of(self.ledger, trial.number, values)
         spec = msgspec.structs.replace(spec, weight=self._first_weight(trial))
@@ -228,6 +251,7 @@ class Engine:
             job = self.jobs.submit(spec)
         except TooManyJobs as error:
             self.waits_because = str(error)
+            self._waiting[trial.number] = now + QUOTA_RETRY_S, str(error)
             return None
         except JobRefused as error:
             self._fail(trial, str(error))
@@ -381,7 +405,7 @@ class Engine:
                 return
             trial = self.ledger.ask()
             self._point("asked")
-            self._submit(trial)
+            self._submit(trial, now)
 
     @property
     def _starts_ahead(self) -> bool:
@@ -411,11 +435,19 @@ class Engine:
 
     def _stop_reason(self, now: float) -> str:
         """Return why no more trials start; empty if more may start."""
-        s, ledger = self._s.sweep, self.ledger
+        ledger = self.ledger
         trials = [t for t in ledger.trials() if t.state != TrialState.WAITING]
         if len(trials) >= ledger.target_trials:
             waiting = len(ledger.trials(TrialState.WAITING))
             return DONE + (_QUEUED.format(waiting, ledger.name) if waiting else "")
+        return self._limit_reached(now)
+
+    def _limit_reached(self, now: float) -> str:
+        """Return which limit of the sweep, its time or its node-hours, is reached; empty if none
+        is.
+        """
+        s, ledger = self._s.sweep, self.ledger
+        trials = [t for t in ledger.trials() if t.state != TrialState.WAITING]
         if s.time is not None and now - ledger.began >= s.time:
             return f"Its time is over, after {len(trials)} of {ledger.target_trials} trials."
         if s.node_hours is not None and self._used_s(trials) >= s.node_hours * 3600:

@@ -145,7 +145,6 @@ def run(
         SweepError: the sweep cannot continue; its state is kept so that it can be resumed.
         OtherEngineError: another engine runs it.
     """
-    say = _going_on(say)
     with sole_engine(ledger, say) as sole:
         try:
             return _run(ledger, jobs, say, point, sole)
@@ -159,7 +158,7 @@ def run(
             ) from None
 
 
-def _going_on(say: Callable[[str], None]) -> Callable[[str], None]:
+def going_on(say: Callable[[str], None]) -> Callable[[str], None]:
     """Return ``say`` without its errors of a log on a full disk, or of a terminal that is gone: the
     sweep goes on. A closed pipe ends it, as it ends other commands.
     """

@@ -359,7 +359,7 @@ repeats steps.
 
 
 def _tell_new_beginnings(name: str, step: int) -> None:
-    """Tell the user if the steps of a metric begin again and again."""
+    """Tell the user of a sweep's trial if the steps of a metric begin again and again."""
     if name not in _steps and len(_steps) >= MAX_WATCHED_METRICS:
         return
     first, last, beginnings = _steps.get(name, (step, step, 0))
@@ -403,7 +403,7 @@ def metric(name: str, value: float, step: int | None = None) -> None:
             once=f"metric {shown}",
         )
         return
-    if step is not None:
+    if step is not None and env.TRIAL in os.environ:
         _tell_new_beginnings(name, step)
     worker = _worker or _connect()
     if os.environ.get(env.TRACK):

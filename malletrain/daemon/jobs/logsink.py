@@ -8,15 +8,18 @@ does not decide who may read.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import structlog
+
 from malletrain.config.units import format_size
 from malletrain.protocol.views import LogView
+
+log = structlog.get_logger(__name__)
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME = re.compile(r"g(\d+)-(.+?)@(.+)\.log$")
@@ -40,7 +43,10 @@ def delete_old_logs(root: Path, before: float, unfinished: Collection[str]) -> i
     deleted = 0
     try:
         folders = list(os.scandir(root))
-    except OSError:
+    except FileNotFoundError:  # no job has written one yet
+        return 0
+    except OSError as error:
+        log.warning("old logs not deleted", folder=str(root), reason=str(error))
         return 0
     for folder in folders:
         if deleted == JOBS_AT_ONCE:
@@ -145,8 +151,10 @@ class LogSink:
         for path in [path for path, (where, _) in self._incomplete.items() if where == node]:
             _, size = self._incomplete.pop(path)
             lost = f"{node} was lost before they were sent"
-            with contextlib.suppress(OSError):
+            try:
                 _mark(path, size - path.stat().st_size, lost, at_least=True)
+            except OSError as error:
+                log.warning("log not closed", file=str(path), reason=str(error))
 
     def _limit_reason(self) -> str:
         limit = format_size(self._limit)

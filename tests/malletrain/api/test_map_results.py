@@ -92,3 +92,18 @@ def test_a_stale_handle_of_nfs_costs_no_result_and_no_farm(tmp_path, monkeypatch
     answers.append(OSError(errno.EACCES, os.strerror(errno.EACCES)))
     with pytest.raises(PermissionError):
         next(MapResults(farm, farm, tmp_path, [1], True, None))
+
+
+def test_a_handle_that_stays_stale_is_told_as_what_it_is(tmp_path, monkeypatch):
+    """The result is there; a lost one would let the user run the farm again."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "0.pkl").touch()
+
+    def outcomes(file):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(file))
+
+    monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
+    monkeypatch.setattr("malletrain.api.map_results.MAX_VISIBILITY_DELAY_S", 0.05)
+    farm = Farm(10**6)
+    with pytest.raises(OSError, match=r"Stale file handle.*0\.pkl"):
+        next(MapResults(farm, farm, tmp_path, [1], True, None))

@@ -255,6 +255,9 @@ def test_a_web_hook_whose_server_is_none_of_the_web_is_told():
         hook = messages.Notification(to=address, kind="webhook", on=("end",))
         with pytest.raises(OSError, match=r"its answer is not HTTP \(BadStatusLine\)"):
             deliver(hook, {"text": "x"}, "")
+    hook = messages.Notification(to="http://127.0.0.1/a b", kind="webhook", on=("end",))
+    with pytest.raises(ValueError, match="can't contain control characters"):
+        deliver(hook, {"text": "x"}, "")
 
 
 @pytest.mark.parametrize(

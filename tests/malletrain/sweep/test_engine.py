@@ -312,6 +312,20 @@ def test_a_trial_waits_while_its_owner_may_have_no_more_jobs(quota):
     assert waited == {"", f"You have {quota} jobs."}
 
 
+def test_a_trial_that_waits_for_a_quota_does_not_begin_after_the_sweeps_time():
+    world = World(described(trials=8, at_once=3, more='time = "12 s"'))
+    world.jobs.quota = 1
+    for _ in range(15):  # a second each
+        world.turn()
+        world.jobs.quota = 0  # other jobs of its owner
+    attempts = world.jobs.submissions
+    world.jobs.quota = 1
+    world.play()
+    assert attempts == 1 + 3, "each attempt builds the trial's job, with functions of the owner"
+    assert len(world.jobs.jobs) == 1
+    assert sorted(world.states()) == ["COMPLETE", "FAIL"]
+
+
 def test_a_sweep_is_cancelled_although_its_next_trial_waits_for_a_quota():
     world = World(described(trials=8, at_once=3))
     world.jobs.quota = 1

@@ -154,14 +154,18 @@ def test_a_log_on_a_full_disk_or_a_terminal_that_is_gone_ends_no_sweep(sweep):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
-    assert process.run(ledger, TrainingJobs(), say) == "All trials have ended."
+    run_on = process.going_on(say)
+    assert process.run(ledger, TrainingJobs(), run_on) == "All trials have ended."
 
     def to_a_closed_pipe(line):
         raise BrokenPipeError
 
     ledger.want(4)
     with pytest.raises(BrokenPipeError):
-        process.run(ledger, TrainingJobs(), to_a_closed_pipe)
+        process.run(ledger, TrainingJobs(), process.going_on(to_a_closed_pipe))
+    ledger.want(6)
+    with pytest.raises(OSError, match="No space left"):  # an owner's own function may stop a sweep
+        process.run(ledger, TrainingJobs(), say)
 
 
 def test_a_snapshot_that_cannot_be_deleted_now_ends_no_sweep(sweep, monkeypatch):

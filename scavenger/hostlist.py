@@ -125,9 +125,14 @@ def named(names: Iterable[str], max_length: int = MAX_LENGTH) -> str:
     text = fold(every)
     if len(text) <= max_length or len(every) == 1:
         return text
-    fits = 1
-    while fits < len(every) and len(fold(every[: fits + 1])) <= max_length:
-        fits += 1
+    # Bisection: a list with one more name is no shorter.
+    fits, too_many = 1, len(every)
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if len(fold(every[:middle])) <= max_length:
+            fits = middle
+        else:
+            too_many = middle
     return f"{fold(every[:fits])} and {len(every) - fits} more"
 
 

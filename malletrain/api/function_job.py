@@ -6,6 +6,7 @@ runs on the nodes; :mod:`malletrain.api.functions` waits for the end.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import pickle
@@ -139,27 +140,38 @@ def result_of(detail: JobDetail) -> Any:
     """
     job = detail.job
     folder = Path(str(detail.spec.get("script", ""))).parent
-    try:
-        _check_folder(folder, detail)
-        result = outcome(folder, job.id, job.state == "completed")
-        until = time.monotonic() + MAX_VISIBILITY_DELAY_S
-        while result is None and job.state == "completed" and time.monotonic() < until:
-            time.sleep(0.2)
+    until = time.monotonic() + MAX_VISIBILITY_DELAY_S
+    while True:
+        is_late = time.monotonic() >= until
+        try:
+            _check_folder(folder, detail)
             result = outcome(folder, job.id, job.state == "completed")
-    except OSError as error:
-        raise ClientError(
-            f"The result of job {job.id} ({job.name}) cannot be read: {error.filename or folder}: "
-            f"{error.strerror or error}."
-        ) from error
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-        raise FunctionLost(
-            f"The result of job {job.id} ({job.name}) in {folder} is damaged "
-            f"({type(error).__name__}: {error}). Submit the function again."
-        ) from error
+        except OSError as error:
+            if is_late or not is_stale(error):
+                raise ClientError(
+                    f"The result of job {job.id} ({job.name}) cannot be read: "
+                    f"{error.filename or folder}: {error.strerror or error}."
+                ) from error
+        except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+            raise FunctionLost(
+                f"The result of job {job.id} ({job.name}) in {folder} is damaged "
+                f"({type(error).__name__}: {error}). Submit the function again."
+            ) from error
+        else:
+            if is_late or result is not None or job.state != "completed":
+                break
+        time.sleep(0.2)
     if result is None or job.state == "cancelled":
         why = job.reason or detail.failure.strip() or "nothing more is known"
         raise FunctionLost(f"Job {job.id} ({job.name}) was {job.state} without a result: {why}")
     return result.result()
+
+
+def is_stale(error: OSError) -> bool:
+    """Return whether a file on NFS was replaced while it was read, so that the next attempt reads
+    the new one.
+    """
+    return error.errno == errno.ESTALE
 
 
 def _check_folder(folder: Path, detail: JobDetail) -> None:

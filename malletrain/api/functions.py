@@ -6,6 +6,7 @@ a job.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from malletrain.training.functions import FunctionLost
 R = TypeVar("R")
 T = TypeVar("T")
 
+LOGGER = logging.getLogger(__name__)
 LISTEN_S = 1.0
 """Maximum duration of one request for news, seconds, and so the maximum wait of
 :meth:`FunctionExecutor.leave`."""
@@ -186,26 +188,31 @@ class FunctionExecutor(Executor):
         self._thread.start()
 
     def _watch(self) -> None:
-        while True:
-            if not self._futures:
-                if self._is_shut_down:
-                    return
-                self._work.clear()
-                if not self._futures and not self._is_shut_down:
-                    self._work.wait()
-                continue
+        while self._futures or not self._is_shut_down:
             try:
-                news = self._client.do(self._endings.request(LISTEN_S))
-            except Exception as error:
-                if not _is_transient(error):
-                    for name in list(self._futures):
-                        self._fail(name, error)
-                    continue
-                self._endings.restart()
-                time.sleep(AGAIN_S)
-                continue
-            for name in self._endings.receive(news):
-                self._resolve_if_ended(name)
+                self._watch_once()
+            except BaseException:  # a future's callback has called sys.exit(); it is not repeated
+                LOGGER.exception("A callback of a future tried to end the thread of all futures.")
+
+    def _watch_once(self) -> None:
+        """Wait for news, and set the outcomes of the jobs that have ended."""
+        if not self._futures:
+            self._work.clear()
+            if not self._futures and not self._is_shut_down:
+                self._work.wait()
+            return
+        try:
+            news = self._client.do(self._endings.request(LISTEN_S))
+        except Exception as error:
+            if not _is_transient(error):
+                for name in list(self._futures):
+                    self._fail(name, error)
+                return
+            self._endings.restart()
+            time.sleep(AGAIN_S)
+            return
+        for name in self._endings.receive(news):
+            self._resolve_if_ended(name)
 
     def _resolve_if_ended(self, name: str) -> None:
         """Set the outcome of a job's future if the job has ended. If the daemon cannot say so now,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from malletrain.api.following import AGAIN_S, ENDED
-from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, name_of, new_folder
+from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, is_stale, name_of, new_folder
 from malletrain.api.functions import JobSubmitter
 from malletrain.api.job import Job
 from malletrain.api.options import farm_of, size_limits
@@ -89,6 +89,8 @@ class MapResults(Iterator[R], Generic[R]):
         self._outcomes: dict[int, list[FunctionOutcome]] = {}
         """Task → outcomes of its items."""
         self._ready: deque[FunctionOutcome] = deque()
+        self._stale_since: float | None = None
+        """Time since which no result can be read, because files on NFS are being replaced."""
 
     def __next__(self) -> R:
         while not self._ready:
@@ -143,16 +145,24 @@ class MapResults(Iterator[R], Generic[R]):
     def _read_files(self) -> int:
         """Read new results. Return the number of tasks whose results are new."""
         count = 0
-        with os.scandir(self._folder / "results") as entries:
-            numbers = [
-                int(entry.name.removesuffix(".pkl"))
-                for entry in entries
-                if entry.name.endswith(".pkl") and not entry.name.startswith(".")
-            ]
-        for number in sorted(numbers):
-            if number in self._pending and number not in self._outcomes:
-                self._set(number, outcomes(self._folder / "results" / f"{number}.pkl"))
-                count += 1
+        try:
+            with os.scandir(self._folder / "results") as entries:
+                numbers = [
+                    int(entry.name.removesuffix(".pkl"))
+                    for entry in entries
+                    if entry.name.endswith(".pkl") and not entry.name.startswith(".")
+                ]
+            for number in sorted(numbers):
+                if number in self._pending and number not in self._outcomes:
+                    self._set(number, outcomes(self._folder / "results" / f"{number}.pkl"))
+                    count += 1
+        except OSError as error:
+            now = time.monotonic()
+            self._stale_since = now if self._stale_since is None else self._stale_since
+            if not is_stale(error) or now >= self._stale_since + MAX_VISIBILITY_DELAY_S:
+                raise
+        else:
+            self._stale_since = None
         return count
 
     def _set(self, number: int, items: list[FunctionOutcome]) -> None:
@@ -183,6 +193,9 @@ class MapResults(Iterator[R], Generic[R]):
             if not self._read_files():
                 time.sleep(POLL_S)
         self._read_files()
+        while self._stale_since is not None:
+            time.sleep(POLL_S)
+            self._read_files()
         reason = job.view.reason or "nothing more is known"
         for number in self._missing():
             lost = FunctionLost(

@@ -78,7 +78,7 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
     """
     with _sentences():
         from malletrain.sweep import process
-        from malletrain.sweep.ledger import Ledger, open_storage, storage_url
+        from malletrain.sweep.ledger import open_storage, storage_url
         from malletrain.sweep.spec import load_sweep
         from malletrain.sweep.trials import check
 
@@ -92,7 +92,7 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         with open_storage(url) as opened:
             # Two processes would give the sweep's jobs different keys.
             with process.alone(home, description.sweep.name):
-                ledger = Ledger.create(opened, description)
+                ledger = process.create(opened, description)
             click.echo(
                 f"Sweep {ledger.name}: {_trials(ledger.target_trials)} of {description.job.script}."
             )
@@ -136,8 +136,8 @@ def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool
                 "trials": dict(each.trials),
                 "target_trials": each.target_trials,
                 "best": each.best,
-                "attended": attended(home, each.name),
-                "sentence": _stands(each, attended(home, each.name)),
+                "attended": attended(home, each.name, each.engine),
+                "sentence": _stands(each, attended(home, each.name, each.engine)),
             }
             for each in sweeps
         ]
@@ -202,10 +202,10 @@ def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None
 def cancel(name: str, storage: str, state_dir: Path | None) -> None:
     """End a sweep: cancel the jobs of its trials. Ended trials are kept."""
     with _opened(name, storage, state_dir) as (ledger, url):
-        from malletrain.sweep.process import attended
+        from malletrain.sweep.process import holds_lock
 
         ledger.cancel()
-        if attended(_home(state_dir), name):
+        if holds_lock(_home(state_dir), name):
             click.echo(f"Sweep {name} is cancelled; the process that attends to it ends its jobs.")
             return
         from malletrain.sweep.sole_engine import OtherEngineError
@@ -257,7 +257,7 @@ def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> N
 
         ledger.want(ledger.target_trials + count)
         click.echo(f"Sweep {name} is to have {_trials(ledger.target_trials)}.")
-        if not attended(_home(state_dir), name):
+        if not attended(_home(state_dir), name, ledger.engine):
             say(f"Nobody attends to it; go on with: malletrain sweep resume {name}")
 
 
@@ -281,7 +281,7 @@ def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> Non
 
         ledger.weigh(weight)
         click.echo(f"The most promising trial of {name} counts {weight:g}.")
-        if not attended(_home(state_dir), name):
+        if not attended(_home(state_dir), name, ledger.engine):
             say(f"Its jobs are told when somebody attends to it: malletrain sweep resume {name}")
 
 
@@ -289,11 +289,18 @@ def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> Non
 
 
 def _stands(summary: Summary, attended: bool) -> str:
+    from malletrain.sweep.sole_engine import is_alive, named
+
     if summary.end:
         return summary.end
     if attended:
         return "It is being run."
-    return f"Nobody attends to it: malletrain sweep resume {summary.name}"
+    resume = f"malletrain sweep resume {summary.name}"
+    if summary.engine and is_alive(summary.engine) is None:
+        return (
+            f"{named(summary.engine).capitalize()} ran it last. If it does not any more: {resume}"
+        )
+    return f"Nobody attends to it: {resume}"
 
 
 def _trials(count: int) -> str:
@@ -341,20 +348,27 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
     """Run the sweep's engine, here or in a background process."""
     from malletrain.sweep import process
     from malletrain.sweep.daemon_jobs import DaemonJobs
+    from malletrain.sweep.sole_engine import MAX_SILENCE_S, is_alive, named
 
     home = _home(state_dir)
     if detach:
-        if process.attended(home, ledger.name):
+        if process.holds_lock(home, ledger.name):
             raise Refused(f"The sweep {ledger.name} is being run already.")
         options = ["--state-dir", str(state_dir)] if state_dir else []
+        before = ledger.engine
         pid = process.detach(ledger.name, home, options, url)
         click.echo(
             f"Process {pid} attends to it; what it says is in {process.log_path(home, ledger.name)}"
         )
+        if before and is_alive(before) is not False:
+            say(
+                f"{named(before).capitalize()} ran it last. If it still does, process {pid} ends "
+                f"within {MAX_SILENCE_S:g} s, and says so there."
+            )
         return
     with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
         try:
-            end = process.run(ledger, jobs, click.echo)
+            end = process.run(ledger, jobs, process.going_on(click.echo))
         except KeyboardInterrupt:
             say(
                 "The trials that are under way train on. Go on with: malletrain sweep resume "

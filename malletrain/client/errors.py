@@ -7,6 +7,10 @@ from typing import Any
 UNAUTHENTICATED = "unauthenticated"
 """The code of a daemon's answer to a client whose key it does not know."""
 
+QUOTA = "quota"
+"""The code of a daemon's answer to a submission by an owner, or for an account, with too many
+unfinished jobs. The same submission succeeds when some have ended.
+"""
 
 TRANSIENT = frozenset(("unreachable", "busy", "internal"))
 """Codes of errors that say nothing about the request itself: the daemon is away, has too many
@@ -16,7 +20,7 @@ requests, or failed. The same request may succeed later.
 
 class ClientError(RuntimeError):
     """The daemon refused, or could not be reached. The text is a sentence; ``code``: refused |
-    usage | busy | internal | unreachable | unauthenticated.
+    usage | quota | busy | internal | unreachable | unauthenticated.
     """
 
     def __init__(self, sentence: str, code: str = "refused", data: Any = None) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.client import ClientError, Connection, operations
-from malletrain.client.errors import TRANSIENT, UNAUTHENTICATED
+from malletrain.client.errors import QUOTA, TRANSIENT, UNAUTHENTICATED
 from malletrain.client.operations import Operation
 from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
-from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
+from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TooManyJobs, TrialJob
 
 NODE_EVENTS = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 """Events with the nodes that a job has from then on."""
@@ -63,11 +63,14 @@ class DaemonJobs:
         return self._daemon
 
     def submit(self, spec: JobSpec) -> str:
-        """Submit a job, or find the one submitted with the same key. Return its id."""
+        """Submit a job, or find the one submitted with the same key. Return its id. Raises
+        JobRefused, TooManyJobs.
+        """
         try:
             view: JobView = self._do(operations.submit(spec))
         except ClientError as error:
-            raise JobRefused(str(error)) from None
+            refused = TooManyJobs if error.code == QUOTA else JobRefused
+            raise refused(str(error)) from None
         return view.id
 
     def states(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:

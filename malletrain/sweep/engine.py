@@ -37,7 +37,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.protocol.messages import JobSpec
 from malletrain.sweep import ledger as book
-from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TrialJob
+from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TooManyJobs, TrialJob
 from malletrain.sweep.ledger import Ledger, StoredValueError
 from malletrain.sweep.space import Value
 from malletrain.sweep.spec import SweepError
@@ -92,6 +92,11 @@ _REASONS = {
 }
 _TRIAL_STATES = {PRUNED: TrialState.PRUNED, WITHDRAWN: TrialState.FAIL}
 
+QUOTA_RETRY_S = 5.0
+"""Time between two submissions of a trial that its owner's quota does not allow, seconds. Its job
+is built anew for each, which can call functions of the owner.
+"""
+
 
 class Engine:
     """The engine of one sweep. ``spec_of`` builds the job of a trial; ``point`` is called with a
@@ -113,6 +118,12 @@ class Engine:
         self._failed_before = {t.number for t in ledger.trials(TrialState.FAIL)}
         self._released: set[int] = set()
         """Trials that another program has ended in the study, and whose jobs are cancelled."""
+        self.waits_because = ""
+        """Why a trial's job cannot be submitted now, as a sentence, since the last turn; empty if
+        none waits.
+        """
+        self._waiting: dict[int, tuple[float, str]] = {}
+        """Trial that its owner's quota does not allow → (time of the next attempt, why)."""
 
     def turn(self, now: float) -> bool:
         """Carry out all actions that are due. Return whether the sweep is over.
@@ -123,13 +134,15 @@ class Engine:
         """
         ledger = self.ledger
         ledger.alone()
+        self.waits_because = ""
         self._release_jobs()
         jobs, running = self.jobs.states(self.jobs_under_way()), ledger.running()
         losers: list[tuple[FrozenTrial, TrialJob]] = []
         for trial in running:
             name = trial.user_attrs.get(book.JOB, "")
             elsewhere = self._is_elsewhere(trial) and name
-            job = self._advance_trial(trial, TrialJob(name, LOST) if elsewhere else jobs.get(name))
+            known = TrialJob(name, LOST) if elsewhere else jobs.get(name)
+            job = self._advance_trial(trial, known, now)
             if job is not None:
                 losers.append((trial, job))
         if not self._starts_ahead or ledger.cancelled:
@@ -181,7 +194,9 @@ class Engine:
 
     # --- one trial ---
 
-    def _advance_trial(self, trial: FrozenTrial, job: TrialJob | None) -> TrialJob | None:
+    def _advance_trial(
+        self, trial: FrozenTrial, job: TrialJob | None, now: float
+    ) -> TrialJob | None:
         """Carry out the actions for a trial, except pruning: if it is to be pruned, returns its
         job."""
         ending = trial.user_attrs.get(book.ENDING)
@@ -191,11 +206,14 @@ class Engine:
             ending = WITHDRAWN
         if job is None and ending is not None and book.JOB not in trial.user_attrs:
             # It may have been submitted before the engine was killed.
-            job = self._submit(trial)
+            job = self._submit(trial, now)
+            if trial.number in self._waiting:  # it was not
+                self.waits_because = ""
+                self._fail(trial, "its owner cancelled the sweep")
             if job is None:
                 return None
         if job is None:
-            self._submit(trial)
+            self._submit_if_due(trial, now)
         elif ending == WITHDRAWN and job.state not in ("completed", "failed"):
             self._finish(trial, job, ending)
         elif ending == WITHDRAWN:  # it has ended by itself: use its result
@@ -204,18 +222,37 @@ class Engine:
             return job
         return None
 
-    def _submit(self, trial: FrozenTrial) -> TrialJob | None:
-        """Submit the job of a trial. Returns None if the trial has failed instead."""
+    def _submit_if_due(self, trial: FrozenTrial, now: float) -> None:
+        """Submit the job of a trial that has none, or let it wait or fail if the owner's quota did
+        not allow it.
+        """
+        again_at, why = self._waiting.get(trial.number, (now, ""))
+        if why and (over := self._limit_reached(now)):
+            self._fail(trial, f"it waited for its owner's quota until the sweep ended: {over}")
+        elif now < again_at:
+            self.waits_because = why
+        else:
+            self._submit(trial, now)
+
+    def _submit(self, trial: FrozenTrial, now: float) -> TrialJob | None:
+        """Submit the job of a trial. Returns None if the trial has failed instead, or if its owner
+        may have no more jobs now.
+        """
         try:
             values = self.ledger.values(trial.number)
         except StoredValueError as error:  # another program has queued it in the study
             self._fail(trial, f"its values are not of the space: {error}")
             return None
+        self._waiting.pop(trial.number, None)
         self._point("values chosen")
         spec = self._spec_of(self.ledger, trial.number, values)
         spec = msgspec.structs.replace(spec, weight=self._first_weight(trial))
         try:
             job = self.jobs.submit(spec)
+        except TooManyJobs as error:
+            self.waits_because = str(error)
+            self._waiting[trial.number] = now + QUOTA_RETRY_S, str(error)
+            return None
         except JobRefused as error:
             self._fail(trial, str(error))
             raise SweepError(f"Trial {trial.number} cannot be submitted: {error}") from None
@@ -362,11 +399,13 @@ class Engine:
             )
 
     def _start_trials(self, now: float) -> None:
-        """Start as many trials as ``at_once`` allows."""
-        while not self._stop_reason(now) and self._active_trials() < self._s.sweep.at_once:
+        """Start as many trials as ``at_once`` and the owner's quota allow."""
+        while not (self.waits_because or self._stop_reason(now)):
+            if self._active_trials() >= self._s.sweep.at_once:
+                return
             trial = self.ledger.ask()
             self._point("asked")
-            self._submit(trial)
+            self._submit(trial, now)
 
     @property
     def _starts_ahead(self) -> bool:
@@ -374,12 +413,17 @@ class Engine:
         return self._s.sweep.at_once > 1 or self._s.sampler.kind in ("random", "grid")
 
     def _active_trials(self) -> int:
-        """Return the number of running trials, without those that are about to end."""
+        """Return the number of running trials, without those that are about to end: those whose end
+        is noted, and at most ``at_once`` of those that have reported their last step. A script
+        whose steps begin again in each epoch reports that long before its end.
+        """
         running = self.ledger.running()
         if not self._starts_ahead:
             return len(running)
+        running = [t for t in running if book.ENDING not in t.user_attrs]
         last = self._last_step()
-        return sum(t.last_step != last and book.ENDING not in t.user_attrs for t in running)
+        training = sum(t.last_step != last for t in running)
+        return max(training, len(running) - self._s.sweep.at_once)
 
     def _last_step(self) -> int:
         """Return the last step of a trial: the step at which all completed trials ended, else as
@@ -391,11 +435,19 @@ class Engine:
 
     def _stop_reason(self, now: float) -> str:
         """Return why no more trials start; empty if more may start."""
-        s, ledger = self._s.sweep, self.ledger
+        ledger = self.ledger
         trials = [t for t in ledger.trials() if t.state != TrialState.WAITING]
         if len(trials) >= ledger.target_trials:
             waiting = len(ledger.trials(TrialState.WAITING))
             return DONE + (_QUEUED.format(waiting, ledger.name) if waiting else "")
+        return self._limit_reached(now)
+
+    def _limit_reached(self, now: float) -> str:
+        """Return which limit of the sweep, its time or its node-hours, is reached; empty if none
+        is.
+        """
+        s, ledger = self._s.sweep, self.ledger
+        trials = [t for t in ledger.trials() if t.state != TrialState.WAITING]
         if s.time is not None and now - ledger.began >= s.time:
             return f"Its time is over, after {len(trials)} of {ledger.target_trials} trials."
         if s.node_hours is not None and self._used_s(trials) >= s.node_hours * 3600:

@@ -24,6 +24,12 @@ class JobRefused(RuntimeError):
     """The job cannot be submitted as it is; the message is a sentence."""
 
 
+class TooManyJobs(RuntimeError):
+    """The owner may submit the job when another one has ended. It does not exist yet. The message
+    is a sentence.
+    """
+
+
 @dataclass(frozen=True)
 class TrialJob:
     """State of a trial's job."""
@@ -49,7 +55,7 @@ class Jobs(Protocol):
 
     def submit(self, spec: JobSpec) -> str:
         """Submit a job and return its id. If its key was submitted before, returns that job's id.
-        Raises JobRefused.
+        Raises JobRefused, TooManyJobs.
         """
 
     def states(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:

@@ -14,7 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class Summary:
     """The best value; None with several objectives, or if no trial has completed."""
     end: str
     """Why it ended; empty if it has not."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Record of the process that runs it; empty: none."""
 
 
 def storage_url(url: str, state_dir: Path) -> str:
@@ -338,7 +340,7 @@ class Ledger:
             counts[word] = counts.get(word, 0) + 1
         best = self.best() if len(self.study.directions) == 1 else []
         value = best[0].values[0] if best else None
-        return Summary(self.name, counts, self.target_trials, value, self.end)
+        return Summary(self.name, counts, self.target_trials, value, self.end, self.engine)
 
     def key(self, number: int) -> str:
         """Return the key with which the job of a trial is submitted, each time."""

@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import optuna
 
@@ -35,7 +36,7 @@ from malletrain.sweep.ledger import (
     refuses_values,
     storage_url,
 )
-from malletrain.sweep.sole_engine import OtherEngineError, SoleEngine, sole_engine
+from malletrain.sweep.sole_engine import OtherEngineError, SoleEngine, is_alive, sole_engine
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.sweep.trials import check, delete_losers, job_of
 
@@ -84,7 +85,7 @@ def alone(state_dir: Path, name: str) -> Iterator[None]:
 
 
 def _lock(handle: int) -> bool:
-    """Take a lock. Return False if another process keeps it: one that asks :func:`attended`, such
+    """Take a lock. Return False if another process keeps it: one that asks :func:`holds_lock`, such
     as the page in the browser, holds it for a moment.
     """
     for _ in range(LOCK_TRIES):
@@ -96,8 +97,20 @@ def _lock(handle: int) -> bool:
     return False
 
 
-def attended(state_dir: Path, name: str) -> bool:
-    """Return whether an engine runs for this sweep."""
+def attended(state_dir: Path, name: str, record: Mapping[str, Any]) -> bool:
+    """Return whether an engine runs for this sweep: one with this state directory, or one with
+    another directory whose process is seen here.
+
+    Args:
+        state_dir: state directory.
+        name: name of the sweep.
+        record: record of its engine in the study.
+    """
+    return holds_lock(state_dir, name) or bool(is_alive(record))
+
+
+def holds_lock(state_dir: Path, name: str) -> bool:
+    """Return whether an engine with this state directory runs for this sweep."""
     path = lock_path(state_dir, name)
     try:
         handle = os.open(path, os.O_RDWR)
@@ -145,6 +158,22 @@ def run(
             ) from None
 
 
+def going_on(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``say`` without its errors of a log on a full disk, or of a terminal that is gone: the
+    sweep goes on. A closed pipe ends it, as it ends other commands.
+    """
+
+    def attempt(line: str) -> None:
+        try:
+            say(line)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
+
+    return attempt
+
+
 def _run(
     ledger: Ledger,
     jobs: Jobs,
@@ -156,7 +185,8 @@ def _run(
     ledger.ends("")
     engine = Engine(ledger, jobs, job_of, point)
     progress = _TrialPrinter(ledger, say)
-    away = ""
+    away, undeleted = "", ""
+    told = {""}
     while True:
         try:
             began = time.monotonic()
@@ -166,7 +196,13 @@ def _run(
                 say(f"The {away} answers again.")
             away = ""
             progress.print_changes()
-            delete_losers(ledger, time.time())
+            why = _delete_losers(ledger)
+            if why and why != undeleted:
+                say(f"Some snapshots of losing trials cannot be deleted now: {why}. Trying again.")
+            undeleted = why
+            if engine.waits_because not in told:
+                say(f"{engine.waits_because} The next trial waits for that.")
+                told.add(engine.waits_because)
             if over:
                 return ledger.end
         except (JobsAway, optuna.exceptions.StorageInternalError) as error:
@@ -195,6 +231,17 @@ def _run(
         # The next turn reports these errors.
         with contextlib.suppress(JobsAway, optuna.exceptions.StorageInternalError):
             jobs.wait(engine.jobs_under_way(), ledger.sweep.sweep.every)
+
+
+def _delete_losers(ledger: Ledger) -> str:
+    """Delete the snapshots of losing trials. Return why some could not be deleted; empty if all
+    were.
+    """
+    try:
+        delete_losers(ledger, time.time())
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return ""
 
 
 class _TrialPrinter:
@@ -267,6 +314,25 @@ def run_sweep(
             ledger = _create_or_resume(storage, sweep)
             run(ledger, jobs, say)
         return ledger.study
+
+
+def create(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
+    """Create a sweep. Raises SweepError if there is one of that name; the sentence names the keys
+    in which that one differs, with whose values it would be resumed.
+    """
+    different: list[str] = []
+    if sweep.sweep.name in optuna.get_all_study_names(storage):
+        # It may be no sweep, or its creator was killed.
+        with contextlib.suppress(SweepError):
+            different = _differences(Ledger.open(storage, sweep.sweep.name), sweep)
+    if different:
+        name = sweep.sweep.name
+        raise SweepError(
+            f"There is a sweep {name} already, with other values of {', '.join(different)}. Go on "
+            f"with its values: malletrain sweep resume {name}; or give the new one another name: "
+            "--name OTHER."
+        )
+    return Ledger.create(storage, sweep)
 
 
 def _create_or_resume(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:

@@ -54,6 +54,17 @@ def sampler_of(sweep: Sweep, drawn: int = 0) -> optuna.samplers.BaseSampler:
     return optuna.samplers.RandomSampler(seed=seed)
 
 
+def sampler_warnings(sweep: Sweep) -> list[str]:
+    """Return warnings about parameters of which the sampler learns nothing, which Optuna logs."""
+    lists = [name for name, p in sweep.parameters.items() if len(p.choices) > 1]
+    if sweep.sampler.kind != "cmaes" or not lists:
+        return []
+    return [
+        f"Warning: cmaes learns nothing of {', '.join(lists)}: it searches ranges, and draws from "
+        'lists at random. The sampler "tpe" learns of both.'
+    ]
+
+
 def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
     """Return the result of the owner's ``MODULE:NAME``, called with these values."""
     where, _, name = named.rpartition(":")
@@ -65,8 +76,9 @@ def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
 def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.samplers.BaseSampler:
     try:
         sampler = own(named, workdir, options)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SweepError(f"The sampler {named} cannot be made: {error}") from None
+    except Exception as error:  # it is the owner's class
+        why = f"{type(error).__name__}: {error}"
+        raise SweepError(f"The sampler {named} cannot be made: {why}") from error
     if not isinstance(sampler, optuna.samplers.BaseSampler):
         raise SweepError(f"{named} is no sampler of Optuna, but a {type(sampler).__name__}.")
     return sampler

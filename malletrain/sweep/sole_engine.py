@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,9 @@ class SoleEngine:
         while.
         """
         before = self._ledger.engine
-        if before and not _has_died(before):
+        if before and is_alive(before) is not False:
             say(
-                f"{_named(before).capitalize()} ran this sweep last. Looking for "
+                f"{named(before).capitalize()} ran this sweep last. Looking for "
                 f"{MAX_SILENCE_S:g} s whether it still does."
             )
             until = self._clock() + MAX_SILENCE_S
@@ -77,7 +77,7 @@ class SoleEngine:
                 self._sleep(LOOK_S)
                 now = self._ledger.engine
                 if now and now != before:
-                    raise OtherEngineError(self._ledger.name, _named(now))
+                    raise OtherEngineError(self._ledger.name, named(now))
                 if not now:
                     break
         self._write()
@@ -91,7 +91,7 @@ class SoleEngine:
                 return
             now = self._ledger.engine
             if now.get("id") != self._id:
-                raise OtherEngineError(self._ledger.name, _named(now))
+                raise OtherEngineError(self._ledger.name, named(now))
             self._write()
 
     def release(self) -> None:
@@ -152,29 +152,30 @@ def pid_namespace() -> str:
         return ""
 
 
-def _named(engine: dict[str, Any]) -> str:
+def named(engine: Mapping[str, Any]) -> str:
+    """Return the process and host of an engine, from its record."""
     return f"process {engine.get('pid')} on {engine.get('host')}"
 
 
-def _has_died(engine: dict[str, Any]) -> bool:
-    """Return whether the engine ran on this host, among the processes that this one sees, and its
-    process is gone, or is this one.
+def is_alive(engine: Mapping[str, Any]) -> bool | None:
+    """Return whether the process of an engine's record runs and is not this one; None if it is not
+    among the processes that this one sees. Another process can have its number by now.
     """
     pid, namespace = engine.get("pid"), pid_namespace()
     if engine.get("host") != os.uname().nodename or not isinstance(pid, int):
-        return False
+        return None
     if not namespace or engine.get("namespace") != namespace:
-        return False
+        return None
     if pid == os.getpid():
-        return True
+        return False
     try:
         os.kill(pid, 0)  # unlike /proc, not limited by hidepid
     except ProcessLookupError:
-        return True
-    except OSError:  # another user's
         return False
+    except OSError:  # another user's
+        return None
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[:1] == ["Z"]
+        return None
+    return stat.rpartition(")")[2].split()[:1] != ["Z"]

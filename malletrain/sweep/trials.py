@@ -26,7 +26,7 @@ from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.sweep import ledger as book
 from malletrain.sweep.ledger import Ledger
-from malletrain.sweep.search import own
+from malletrain.sweep.search import own, sampler_warnings
 from malletrain.sweep.space import Value, trial_arguments
 from malletrain.sweep.spec import Sweep, SweepError
 from malletrain.training.owner import FILE, FOLDER, Owner, daemon_of_folder, owner_in
@@ -102,8 +102,9 @@ def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
         return None
     try:
         size = own(sweep.job.model_size, sweep.job.workdir, values)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SweepError(f"{sweep.job.model_size} does not say a model's size: {error}") from None
+    except Exception as error:  # it is the owner's function
+        why = f"{type(error).__name__}: {error}"
+        raise SweepError(f"{sweep.job.model_size} does not say a model's size: {why}") from error
     if size is None:
         return None
     return ",".join(map(str, size if isinstance(size, tuple | list) else (size,)))
@@ -113,7 +114,7 @@ def check(sweep: Sweep) -> list[str]:
     """Build the jobs of two trials, with different values if possible.
 
     Returns:
-        Warnings about paths to which all trials would write.
+        Warnings about paths to which all trials would write, and about the sampler.
 
     Raises:
         SweepError: the trials' jobs are not valid.
@@ -125,7 +126,7 @@ def check(sweep: Sweep) -> list[str]:
         build_job(sweep, f"{sweep.sweep.name}-{number}", values, number)
         for number, values in enumerate((first, last))
     ]
-    return shared_places(*jobs)
+    return [*sampler_warnings(sweep), *shared_places(*jobs)]
 
 
 def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
@@ -182,7 +183,15 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
         if own and not any(file.is_file() for file in files if file not in own):
             paths += sorted(place.parent.glob(f"{escaped}.shards"))
             paths += sorted(place.parent.glob(f"{escaped}.open-epoch"))
-    return [each for each in paths if each.stat().st_uid == os.geteuid()]
+    return [each for each in paths if _uid(each) == os.geteuid()]
+
+
+def _uid(path: Path) -> int | None:
+    """Return the user id of a file's or folder's owner; None if it is gone. Raises OSError."""
+    try:
+        return path.stat().st_uid
+    except FileNotFoundError:
+        return None
 
 
 def _is_of(file: Path, mine: Owner, default: bool) -> bool:
@@ -219,20 +228,24 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
 
     Workers of a cancelled job may save again before they end, so a trial is checked repeatedly for
     a while.
+
+    Raises:
+        OSError: some cannot be read or deleted now; all others are deleted.
     """
     best = {t.number for t in ledger.best(ledger.sweep.sweep.keep)}
     forgotten = set(ledger.gone)
     deleted, settled = [], []
+    first: OSError | None = None
     for trial in ledger.trials(TrialState.COMPLETE, TrialState.PRUNED):
         if trial.number in best or trial.number in forgotten:
             continue
-        places = snapshots(ledger, trial)
-        for place in places:
-            if place.is_dir():
-                shutil.rmtree(place, ignore_errors=True)
-            else:
-                place.unlink(missing_ok=True)
-                close_epoch(str(place))  # also removes the marker file next to it
+        try:
+            places = snapshots(ledger, trial)
+            for place in places:
+                _delete(place)
+        except OSError as error:
+            first = first or error
+            continue
         ended = trial.datetime_complete
         if places:
             deleted.append(trial.number)
@@ -240,4 +253,15 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
             settled.append(trial.number)
     if settled:
         ledger.forget_snapshots(settled)
+    if first is not None:
+        raise first
     return deleted
+
+
+def _delete(place: Path) -> None:
+    """Delete a snapshot. Raises OSError."""
+    if place.is_dir():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.unlink(missing_ok=True)
+        close_epoch(str(place))  # also removes the marker file next to it

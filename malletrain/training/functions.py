@@ -63,8 +63,8 @@ class FunctionLost(RuntimeError):
 
 
 class FunctionFailed(RuntimeError):
-    """The function raised an exception that cannot be unpickled in this process; the message
-    describes it.
+    """The function raised an exception that cannot be unpickled in this process, or that would end
+    it or an iteration; the message describes it.
     """
 
 
@@ -291,8 +291,9 @@ def _outcome_of(record: Mapping[str, Any]) -> FunctionOutcome:
         raised = pickle.loads(record["error"])
     except Exception:
         pass  # the record has its message
-    if not isinstance(raised, Exception):  # SystemExit would end the caller's process
-        raised = FunctionFailed(record["words"])
+    # SystemExit would end the caller's process, StopIteration its loop over the results.
+    if not isinstance(raised, Exception) or isinstance(raised, (StopIteration, StopAsyncIteration)):
+        raised = FunctionFailed(record["words"].rstrip(": "))
     return FunctionOutcome(None, raised, trace, generation, time)
 
 

@@ -350,6 +350,33 @@ def report(batch_size: float, busy_s: float | None = None) -> None:
         worker.add(batch_size, busy_s)
 
 
+_steps: dict[str, tuple[int, int, int]] = {}
+"""Metric → its smallest and its last step in this process, and how often its steps began again. Of
+the first MAX_WATCHED_METRICS metrics.
+"""
+MAX_WATCHED_METRICS = 1000
+MAX_NEW_BEGINNINGS = 1
+"""How often the steps of a metric may begin again in one process. A live job that loses a node
+repeats steps.
+"""
+
+
+def _tell_new_beginnings(name: str, step: int) -> None:
+    """Tell the user of a sweep's trial if the steps of a metric begin again and again."""
+    if name not in _steps and len(_steps) >= MAX_WATCHED_METRICS:
+        return
+    first, last, beginnings = _steps.get(name, (step, step, 0))
+    beginnings += step <= first < last
+    _steps[name] = min(first, step), step, beginnings
+    if beginnings > MAX_NEW_BEGINNINGS:
+        tell(
+            f"The steps of the metric {name[:40]} begin again and again at {step}, as if they "
+            "counted within an epoch. Count them on over the whole training: of each step a sweep "
+            "uses the first value only.",
+            once=f"steps {name}",
+        )
+
+
 def metric(name: str, value: float, step: int | None = None) -> None:
     """Report a named number, such as ``metric("loss", 0.97, step=300)``. The daemon stores each
     value with its time, the number of samples processed so far and the job's scale; very long
@@ -359,7 +386,7 @@ def metric(name: str, value: float, step: int | None = None) -> None:
         name: name of the metric, at most 100 characters.
         value: value of the metric. NaN and infinity are shown as such, and are never a trial's best
             value.
-        step: a count of the script from 0, such as an epoch; None for none.
+        step: a count of the script from 0 over the whole training, such as an epoch; None for none.
     """
     try:
         value = float(value)
@@ -379,6 +406,8 @@ def metric(name: str, value: float, step: int | None = None) -> None:
             once=f"metric {shown}",
         )
         return
+    if step is not None and env.TRIAL in os.environ:
+        _tell_new_beginnings(name, step)
     worker = _worker or _connect()
     if os.environ.get(env.TRACK):
         tracking.log_to_trackers(name, value, step)

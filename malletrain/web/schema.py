@@ -35,8 +35,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class ApiProblem(msgspec.Struct, frozen=True):
-    """A request failed. ``error``: why, as a sentence; ``code``: refused | usage | internal |
-    unreachable | unauthenticated.
+    """A request failed. ``error``: why, as a sentence; ``code``: refused | usage | quota |
+    internal | unreachable | unauthenticated.
     """
 
     error: str

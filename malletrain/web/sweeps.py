@@ -76,7 +76,9 @@ def sweeps(home: Path) -> list[SweepView]:
         with _storage(home) as storage:
             if storage is None:
                 return []
-            return [_view(each, attended(home, each.name)) for each in summaries(storage)]
+            return [
+                _view(each, attended(home, each.name, each.engine)) for each in summaries(storage)
+            ]
     except SweepError as error:
         raise SweepAway(str(error)) from None
 

@@ -111,8 +111,8 @@ class CommandPolicy:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The output of a command that ended. Text is UTF-8; invalid bytes are restored by encoding it
-    with ``surrogateescape``.
+    """The output of a command that ended. Text is UTF-8. Each invalid byte is a replacement
+    character: people write reasons in other encodings, and no message could hold surrogates.
     """
 
     argv: tuple[str, ...]
@@ -295,8 +295,8 @@ def _run(
     return CommandResult(
         argv,
         status,
-        out.decode("utf-8", "surrogateescape"),
-        err.decode("utf-8", "surrogateescape"),
+        out.decode("utf-8", "replace"),
+        err.decode("utf-8", "replace"),
         seconds,
     )
 

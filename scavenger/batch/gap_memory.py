@@ -7,6 +7,7 @@ is lost. It decides nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -75,5 +76,6 @@ class GapMemory:
         try:
             temporary.write_text(json.dumps(state), "utf-8")
             os.replace(temporary, self.path)
-        except OSError:  # a full disk must not stop the polls
-            temporary.unlink(missing_ok=True)
+        except OSError:  # a full or read-only disk must not stop the polls
+            with contextlib.suppress(OSError):
+                temporary.unlink()

@@ -7,6 +7,7 @@ script, not how the script is submitted.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -128,12 +129,18 @@ def owner_prefix(submit_as: Sequence[str], owner: str | None) -> list[str]:
 
 
 def forget_outputs(folder: Path | None, max_outputs: int = MAX_OUTPUTS) -> None:
-    """Delete the outputs of all but the newest ``max_outputs`` leases."""
-    if folder is None or not folder.is_dir():
+    """Delete the outputs of all but the newest ``max_outputs`` leases. What cannot be read or
+    deleted now stays, because polls must go on.
+    """
+    if folder is None:
         return
-    files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
+    try:
+        files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
+    except OSError:
+        return
     for path in files[max_outputs:]:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def quote(text: str) -> str:

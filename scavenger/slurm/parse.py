@@ -203,36 +203,36 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
     """
     table = SlurmJobTable([], [], [])
     begin = mark + "|"
-    relevant = tuple(f"{begin}{state}|" for state in (*WAITING_STATES, SUSPENDED_STATE))
-    for line in require_complete(text, "squeue").split("\n"):
-        if not line.startswith(begin):
-            continue  # the rest of a name that contains a line break
-        may_be_lease = prefix in line
-        if not may_be_lease and not line.startswith(relevant):
+    relevant = tuple(f"{state}|" for state in (*WAITING_STATES, SUSPENDED_STATE))
+    # Users choose accounts and names, and plugins write reasons. All may contain line breaks.
+    _, *records = ("\n" + require_complete(text, "squeue")).split("\n" + begin)
+    for record in records:
+        may_be_lease = prefix in record
+        if not may_be_lease and not record.startswith(relevant):
             continue
-        fields = line.split("|", 15)
-        if len(fields) != 16:
-            raise _unreadable("squeue", line)
-        count = fields[5].partition("-")[0]
+        fields = record.rstrip("\n").split("|", 14)
+        if len(fields) != 15:
+            raise _unreadable("squeue", record)
+        count = fields[4].partition("-")[0]
         node_list, requested_nodes, planned_on = (
-            "" if nodes == "(null)" else nodes for nodes in fields[9:12]
+            "" if nodes == "(null)" else nodes for nodes in fields[8:11]
         )
         job = SlurmJob(
+            fields[0],
             fields[1],
             fields[2],
             fields[3],
-            fields[4],
             int(count) if count.isdecimal() else 1,
+            read_time(fields[5]),
             read_time(fields[6]),
             read_time(fields[7]),
-            read_time(fields[8]),
             node_list,
             requested_nodes,
             planned_on,
-            fields[12],
-            fields[15],
-            "" if fields[14] == "n/a" else fields[14],
-            "" if fields[13] == "(null)" else fields[13],
+            fields[11],
+            fields[14].partition("\n")[0],
+            "" if fields[13] == "n/a" else fields[13],
+            "" if fields[12] == "(null)" else fields[12],
         )
         if may_be_lease and (name := own_name(job.name, prefix)):
             renamed = name != job.name

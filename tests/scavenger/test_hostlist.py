@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scavenger import hostlist
 from scavenger.hostlist import HostlistError, expand, fold, named
 
 
@@ -49,3 +50,20 @@ def test_names_in_a_sentence_are_folded_and_bounded():
     assert named([f"host-{k}-x" for k in (10, 2, 1, 30)], 24) == "host-1-x,host-2-x and 2 more"
     assert named(["a-very-long-name-of-one-node"], 10) == "a-very-long-name-of-one-node"
     assert named([]) == ""
+
+
+def test_names_of_a_large_machine_are_folded_a_few_times_only(monkeypatch):
+    """Folded once for each name, 2,000 of them took two seconds, and the daemon waits for it."""
+    folded = []
+
+    def counting(names):
+        folded.append(len(names))
+        return fold(names)
+
+    monkeypatch.setattr(hostlist, "fold", counting)
+    with_gaps = [f"n{k:05}" for k in (*range(1, 9000), *range(9001, 9400, 2))]
+    assert named(with_gaps) == (
+        "n[00001-08999,09001,09003,09005,09007,09009,09011,09013,09015,09017,09019,09021] and 189 "
+        "more"
+    )
+    assert len(folded) < 20

@@ -448,3 +448,15 @@ def test_a_lease_as_another_owner(cluster, root):
     assert states(one)["l1"] is LeaseState.RUNNING
     one.give_back([lease])
     slurm.until(lambda: not slurm.leases(), "the lease is cancelled")
+
+
+def test_a_main_job_with_an_account_of_several_lines_keeps_no_poll(cluster):
+    """A Slurm without slurmdbd takes any account."""
+    slurm = cluster(1)
+    main = slurm.submit("sleep 600", "--hold", "--account=an\naccount", "--job-name=of\ntwo")
+    one = scavenger(slurm)
+    one.poll()
+    [lease] = one.take([LeaseRequest("l1", "n1", ("sleep", "600"))])
+    slurm.until(lambda: states(one)["l1"] is LeaseState.RUNNING, "the lease runs")
+    lines = slurm.run("squeue", "-h", "-j", f"{main},{lease.scheduler_id}", "-o", "%i|%a|%j")
+    assert f"{main}|an\naccount|of\ntwo\n" in lines

@@ -14,6 +14,7 @@ import os
 import subprocess
 import urllib.request
 from email.message import EmailMessage
+from http.client import HTTPException, InvalidURL
 from typing import Any
 
 import structlog
@@ -209,8 +210,15 @@ def deliver(notification: Notification, facts: dict[str, Any], sendmail: str) ->
             {"Content-Type": "application/json", "User-Agent": "malletrain"},
             method="POST",
         )
-        with urllib.request.urlopen(request, timeout=DELIVERY_TIMEOUT_S) as answer:
-            answer.read(1)
+        try:
+            with urllib.request.urlopen(request, timeout=DELIVERY_TIMEOUT_S) as answer:
+                answer.read(1)
+        except OSError:  # some of these are HTTPExceptions, too
+            raise
+        except InvalidURL as error:
+            raise ValueError(str(error)) from error
+        except HTTPException as error:
+            raise OSError(f"its answer is not HTTP ({type(error).__name__})") from error
         return
     if notification.kind == "mail":
         mail = EmailMessage()

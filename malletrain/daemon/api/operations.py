@@ -268,9 +268,11 @@ class Api:
             raise RequestRefused(problem, "usage")
         if problem := state.goals.too_small(spec.budget_nh, spec.min_nodes, spec.node_class):
             raise RequestRefused(problem, "usage")
-        unfinished = [run.spec.owner for run in state.runs.values()]
-        if refusal := state.parties.refusal(user, spec.min_nodes, unfinished):
+        if refusal := state.parties.size_refusal(user, spec.min_nodes):
             raise RequestRefused(refusal)
+        unfinished = [run.spec.owner for run in state.runs.values()]
+        if refusal := state.parties.jobs_refusal(user, unfinished):
+            raise RequestRefused(refusal, "quota")
         spec = with_site_software(spec, state.config.containers)
         spec = msgspec.structs.replace(
             spec, after=dependencies(state, [self._context.find(name, user) for name in spec.after])

@@ -193,14 +193,13 @@ class Parties:
             limits.append((f"account {account}", self._quotas.limit("account", account).nodes))
         return tuple(Quota(name, int(nodes)) for name, nodes in limits if nodes < math.inf)
 
-    def refusal(self, user: str, min_nodes: int, owners: Iterable[str]) -> str:
+    def size_refusal(self, user: str, min_nodes: int) -> str:
         """Return why the user may not submit a job of this size, as a sentence; empty if the user
         may.
 
         Args:
             user: owner of the job.
             min_nodes: minimum number of nodes of the job.
-            owners: owner of each unfinished job.
         """
         for quota in self.quotas(user):
             if min_nodes > quota.nodes:
@@ -208,6 +207,16 @@ class Parties:
                     f"The job needs {min_nodes} nodes at least, and {quota.name} may have "
                     f"{quota.nodes} at once; ask for fewer, or an operator for more (quotas)."
                 )
+        return ""
+
+    def jobs_refusal(self, user: str, owners: Iterable[str]) -> str:
+        """Return why the user may not submit another job now, as a sentence; empty if the user
+        may.
+
+        Args:
+            user: owner of the job.
+            owners: owner of each unfinished job.
+        """
         jobs = Counter(owners)
         account = self.account(user)
         counted = [("user", user, jobs[user])]

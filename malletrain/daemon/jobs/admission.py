@@ -80,7 +80,9 @@ MAX_REASON_LENGTH = 100
 
 
 class RequestRefused(Exception):
-    """A request is invalid or not permitted. ``code`` is ``usage`` or ``refused``."""
+    """A request is invalid or not permitted. ``code`` is ``usage``, ``refused`` or, for a job that
+    its owner may submit when another one has ended, ``quota``.
+    """
 
     def __init__(self, sentence: str, code: str = "refused") -> None:
         super().__init__(sentence)

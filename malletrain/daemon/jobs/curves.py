@@ -7,7 +7,10 @@ inherits; the controller and the JPA decide what is measured.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -284,8 +287,7 @@ class Curves:
     def key_of(spec: messages.JobSpec, node_class: str) -> str:
         """Return the profile key of a job on a class of nodes."""
         try:
-            with open(spec.script, "rb") as file:
-                script = file.read(MAX_SCRIPT_BYTES)
+            script = _read_script(spec.script)
         except OSError:  # the daemon's user may not read what the job's owner may
             script = f"{spec.owner}:{Path(spec.script)}".encode("utf-8", "surrogateescape")
         # Other users may choose the same key for other jobs.
@@ -315,6 +317,20 @@ def _read(data: Any, whose: str, costs: RescaleCosts) -> ScalingModel | None:
     except (CurveError, KeyError, TypeError, ValueError, AttributeError) as error:
         log.warning("A stored scaling curve is not used", of=whose, reason=str(error))
         return None
+
+
+def _read_script(path: str) -> bytes:
+    """Return the beginning of a script. Raises OSError, also if it is no regular file: a user can
+    name a FIFO, and the daemon would wait for a writer for ever.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", path)
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(MAX_SCRIPT_BYTES)
+    finally:
+        os.close(handle)
 
 
 def _identity(software: messages.SoftwareEnvironment | None) -> tuple[str, ...]:

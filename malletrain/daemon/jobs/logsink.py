@@ -14,8 +14,12 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import structlog
+
 from malletrain.config.units import format_size
 from malletrain.protocol.views import LogView
+
+log = structlog.get_logger(__name__)
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME = re.compile(r"g(\d+)-(.+?)@(.+)\.log$")
@@ -37,10 +41,20 @@ def delete_old_logs(root: Path, before: float, unfinished: Collection[str]) -> i
     """
     stay = {_safe(job) for job in unfinished}
     deleted = 0
-    for folder in os.scandir(root) if root.is_dir() else ():
+    try:
+        folders = list(os.scandir(root))
+    except FileNotFoundError:  # no job has written one yet
+        return 0
+    except OSError as error:
+        log.warning("old logs not deleted", folder=str(root), reason=str(error))
+        return 0
+    for folder in folders:
         if deleted == JOBS_AT_ONCE:
             break
-        is_old = folder.is_dir(follow_symlinks=False) and _last_write(folder) < before
+        try:
+            is_old = folder.is_dir(follow_symlinks=False) and _last_write(folder) < before
+        except OSError:  # somebody deletes it just now, or it cannot be read
+            continue
         if is_old and folder.name not in stay:
             shutil.rmtree(folder.path, ignore_errors=True)
             deleted += not os.path.lexists(folder.path)
@@ -114,6 +128,9 @@ class LogSink:
             stream: name of the stream.
             node: node on which the log was written.
             size: size of the log on its node, bytes.
+
+        Raises:
+            OSError: the line cannot be written.
         """
         path = self._path(job, generation, stream, node)
         self._incomplete.pop(path, None)
@@ -128,11 +145,16 @@ class LogSink:
             )
 
     def gone(self, node: str) -> None:
-        """Close the incomplete logs of a lost node."""
+        """Close the incomplete logs of a lost node. A log on a full disk, or one that an operator
+        has deleted, gets no last line.
+        """
         for path in [path for path, (where, _) in self._incomplete.items() if where == node]:
             _, size = self._incomplete.pop(path)
             lost = f"{node} was lost before they were sent"
-            _mark(path, size - path.stat().st_size, lost, at_least=True)
+            try:
+                _mark(path, size - path.stat().st_size, lost, at_least=True)
+            except OSError as error:
+                log.warning("log not closed", file=str(path), reason=str(error))
 
     def _limit_reason(self) -> str:
         limit = format_size(self._limit)
@@ -259,7 +281,9 @@ def _unmark(path: Path) -> None:
     """Remove the line that :func:`_mark` has appended."""
     end_file = _end_of(path)
     if end_file.exists():
-        os.truncate(path, int(end_file.read_text()))
+        # Empty if the disk was full: then there is no such line, nor if the log was deleted.
+        if (end := end_file.read_text()).isdecimal() and path.exists():
+            os.truncate(path, int(end))
         end_file.unlink()
 
 

@@ -220,10 +220,14 @@ class AgentReports:
 
     def log_end(self, agent: LeasedAgent, message: messages.LogEnd) -> None:
         """Close a log: missing pieces of it will not arrive."""
-        if self._may_write(agent, message):
+        if not self._may_write(agent, message):
+            return
+        try:
             self._logs.ended(
                 message.job, message.generation, message.stream, message.node, message.size
             )
+        except OSError as e:
+            log.error("log not closed", job=message.job, stream=message.stream, reason=str(e))
 
     def _may_write(self, agent: LeasedAgent, chunk: messages.LogChunk | messages.LogEnd) -> bool:
         """Whether this agent may write the log: it is of its node, of a job of its user, and of an

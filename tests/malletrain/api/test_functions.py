@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import os
 import shutil
 import subprocess
@@ -173,6 +174,19 @@ def test_an_exit_code_of_the_function_does_not_end_who_asks(tmp_path):
     run(pack(tmp_path / "f", "call", sys.exit, (3,), {}))
     with pytest.raises(FunctionFailed, match="SystemExit: 3"):
         failure(tmp_path / "f")
+
+
+@pytest.mark.parametrize("end", [StopIteration, StopAsyncIteration])
+def test_the_end_of_an_iterator_within_the_function_ends_no_iteration_here(tmp_path, end):
+    """An asyncio.Future refuses StopIteration, and who waits for it would wait for ever."""
+
+    def fail():
+        raise end
+
+    run(pack(tmp_path / "f", "call", fail, (), {}))
+    with pytest.raises(FunctionFailed, match=f"^{end.__name__}$") as caught:
+        failure(tmp_path / "f")
+    assert "in fail" in str(caught.value.__cause__)
 
 
 def test_a_value_that_cannot_be_rebuilt_here_is_told(tmp_path):
@@ -356,6 +370,18 @@ def test_futures_end_as_their_jobs_do(site):
         pool.submit(square, 3)
 
 
+def test_a_callback_that_exits_ends_no_other_future(site):
+    """It is called in the thread that watches all futures."""
+    with Client(site.daemon.state_dir) as client, client.executor() as pool:
+        one, other = pool.submit(square, 2), pool.submit(square, 3)
+        one.add_done_callback(lambda future: sys.exit(1))
+        site.end("j1")
+        assert one.result(timeout=PATIENCE_S) == 4
+        site.end("j2")
+        assert other.result(timeout=PATIENCE_S) == 9
+        assert pool.submit(square, 4).cancel()
+
+
 def test_results_of_others_are_not_unpacked(site, monkeypatch):
     """An operator may see everybody's jobs; a pickle runs as who reads it."""
     with Client(site.daemon.state_dir) as client:
@@ -435,6 +461,22 @@ def test_a_future_whose_job_is_lost_ends_in_a_sentence(site):
         site.end("j2")
         assert other.result(timeout=PATIENCE_S) == 9, "the others are still watched"
         assert Path(script).is_file()
+
+
+def test_a_stale_handle_of_nfs_costs_no_result(site, monkeypatch):
+    stale = [OSError(errno.ESTALE, os.strerror(errno.ESTALE))]
+
+    def read(*where):
+        if stale:
+            raise stale.pop()
+        return outcome(*where)
+
+    monkeypatch.setattr("malletrain.api.function_job.outcome", read)
+    with Client(site.daemon.state_dir) as client:
+        future = client.submit_function(square, 3)
+        site.end("j1")
+        assert future.result(timeout=PATIENCE_S) == 9
+    assert not stale
 
 
 def test_a_result_that_cannot_be_read_is_told(site):

@@ -1,14 +1,25 @@
-"""What ``client.map`` says of tasks without results, whenever the farm ends."""
+"""What ``client.map`` says of tasks without results, whenever the farm ends, and of errors."""
 
 from __future__ import annotations
 
+import errno
+import os
+import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from malletrain.api.map_results import MapResults
 from malletrain.protocol.views import TasksView, TaskView
-from malletrain.training.functions import FunctionLost
+from malletrain.training.functions import (
+    EACH_SCRIPT,
+    FunctionFailed,
+    FunctionLost,
+    FunctionOutcome,
+    pack,
+)
 
 FAILED = TaskView(0, ("x",), "failed", tries=1, exit_code=9, tail="no memory")
 
@@ -44,3 +55,55 @@ def test_the_end_of_a_process_is_named_whenever_the_farm_ends(tmp_path, answers)
     results = MapResults(farm, farm, tmp_path, [1], True, None)
     with pytest.raises(FunctionLost, match=r"ended with exit code 9\.\nno memory"):
         next(results)
+
+
+def test_an_item_whose_function_meets_the_end_of_an_iterator_costs_no_other_result(tmp_path):
+    def first(values):
+        return next(iter(values))
+
+    script = pack(tmp_path / "f", "each", first, (), {}, text=EACH_SCRIPT)
+    (tmp_path / "f" / "results").mkdir()
+    items = tmp_path / "items.pkl"
+    items.write_bytes(pickle.dumps([[1], [], [3]]))
+    written = tmp_path / "f" / "results" / "0.pkl"
+    subprocess.run([sys.executable, script, items, written], check=True)
+    farm = Farm(100)
+    results = MapResults(farm, farm, tmp_path / "f", [3], True, None)
+    assert next(results) == 1
+    with pytest.raises(FunctionFailed, match="StopIteration"):
+        next(results)
+    assert list(results) == [3]
+
+
+def test_a_stale_handle_of_nfs_costs_no_result_and_no_farm(tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "0.pkl").touch()
+    answers = [OSError(errno.ESTALE, os.strerror(errno.ESTALE)), [FunctionOutcome(7)]]
+
+    def outcomes(file):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
+    farm = Farm(100)
+    assert list(MapResults(farm, farm, tmp_path, [1], True, None)) == [7]
+    answers.append(OSError(errno.EACCES, os.strerror(errno.EACCES)))
+    with pytest.raises(PermissionError):
+        next(MapResults(farm, farm, tmp_path, [1], True, None))
+
+
+def test_a_handle_that_stays_stale_is_told_as_what_it_is(tmp_path, monkeypatch):
+    """The result is there; a lost one would let the user run the farm again."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "0.pkl").touch()
+
+    def outcomes(file):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(file))
+
+    monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
+    monkeypatch.setattr("malletrain.api.map_results.MAX_VISIBILITY_DELAY_S", 0.05)
+    farm = Farm(10**6)
+    with pytest.raises(OSError, match=r"Stale file handle.*0\.pkl"):
+        next(MapResults(farm, farm, tmp_path, [1], True, None))

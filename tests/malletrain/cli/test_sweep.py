@@ -8,6 +8,8 @@ import csv
 import io
 import json
 import os
+import subprocess
+import sys
 from contextlib import ExitStack, suppress
 
 import msgspec
@@ -19,6 +21,7 @@ from malletrain.protocol.views import EventView, JobDetail, JobView, NewsView, S
 from malletrain.sweep import SweepError, load_sweep, run_sweep
 from malletrain.sweep.ledger import SPEC, Ledger, open_storage
 from malletrain.sweep.process import alone
+from malletrain.sweep.sole_engine import pid_namespace
 from tests.malletrain.cli.fake_daemon import Refuse
 from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
 from tests.waiting import until
@@ -185,6 +188,12 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     again = run("sweep", "run", file)
     assert again.exit_code == 1
     assert "There is a sweep lr already. Go on with it: malletrain sweep resume lr" in again.stderr
+    # Who has changed the file would else resume the sweep with the values that it had.
+    file.write_text(FILE.replace("high = 1.0", "high = 2.0").replace("at_once = 3", "at_once = 2"))
+    changed = run("sweep", "run", file)
+    assert changed.exit_code == 1
+    words = "already, with other values of sweep.at_once, space.x. Go on with its values:"
+    assert f"There is a sweep lr {words} malletrain sweep resume lr" in changed.stderr
 
 
 @pytest.mark.parametrize(
@@ -282,6 +291,39 @@ def test_one_engine_at_a_time(run, jobs, file, tmp_path):
             Ledger.create(storage, load_sweep(file, None))
         assert "It is being run." in run("sweep", "status", "lr").stdout
         assert "the process that attends to it" in run("sweep", "cancel", "lr").stdout
+
+
+def test_an_engine_with_another_state_directory_is_told(run, jobs, file, tmp_path):
+    """Which has a lock of its own; only its record in the study says that it runs."""
+
+    def status():
+        [row] = json.loads(run("sweep", "status", "lr", "--json").stdout)
+        return row["attended"], row["sentence"]
+
+    url = f"sqlite:///{tmp_path}/state/sweeps.db"
+    (tmp_path / "state").mkdir(exist_ok=True)
+    nobody = "Nobody attends to it: malletrain sweep resume lr"
+    here = {"host": os.uname().nodename, "namespace": pid_namespace(), "id": "x", "count": 1}
+    with open_storage(url) as storage:
+        ledger = Ledger.create(storage, load_sweep(file, None))
+        assert status() == (False, nobody)
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        ledger.note_engine({**here, "pid": child.pid})
+        assert status() == (True, "It is being run.")
+        assert run("sweep", "weigh", "lr", "2").stderr == ""
+        child.communicate()
+        assert status() == (False, nobody)
+        ledger.note_engine({**here, "pid": child.pid, "host": "login2"})
+        last = f"Process {child.pid} on login2 ran it last. If it does not any more: "
+        assert status() == (False, last + "malletrain sweep resume lr")
+        detached = run("sweep", "resume", "lr", "--detach")
+        engine = psutil.Process(int(detached.stdout.split()[1]))
+        engine.kill()
+        engine.wait()
+        assert detached.stderr == (
+            f"Process {child.pid} on login2 ran it last. If it still does, process {engine.pid} "
+            "ends within 30 s, and says so there.\n"
+        )
 
 
 def test_what_is_wrong_is_said_before_anything_is_kept(run, daemon, file, tmp_path):

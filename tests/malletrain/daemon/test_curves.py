@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 
 import pytest
 from msgspec import structs
@@ -15,6 +17,7 @@ from malletrain.daemon.jobs.curves import NEWS_EVERY_S, Curves
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, JobRow
 from malletrain.store.store import Store
+from tests.waiting import PATIENCE_S
 
 
 class Clock:
@@ -281,6 +284,29 @@ def test_a_script_that_cannot_be_read_has_a_key_all_the_same(curves):
     curves.store.add_job(JobRow("j1", "a", "ada", "{}", "queued"))
     assert begins(curves, "j1", job_spec) is None
     assert len(curves.store.profile("j1").key) == 32
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "terminal", "folder"])
+def test_a_script_that_is_no_file_is_not_waited_for(tmp_path, kind, request):
+    """A user may replace the file at which the client has looked. The whole daemon waited."""
+    path = str(tmp_path / "train.py")
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        os.mkdir(path)
+    else:
+        ends = os.openpty()
+        path = os.ttyname(ends[1])
+        request.addfinalizer(lambda: [os.close(end) for end in ends])
+    keys, before = [], len(os.listdir("/proc/self/fd"))
+    job_spec = messages.JobSpec("a", "ada", path, "/", "python")
+    reader = threading.Thread(
+        target=lambda: keys.append(Curves.key_of(job_spec, "default")), daemon=True
+    )
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert [len(key) for key in keys] == [32]
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_many_sizes_are_handed_to_the_planner_as_a_selection():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socketserver
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +13,7 @@ import pytest
 
 from malletrain.client import ClientError
 from malletrain.daemon.api.job_dependencies import NODE_EVENTS, running_s
+from malletrain.daemon.api.notices import deliver
 from malletrain.protocol import messages
 from malletrain.store.records import EventRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
@@ -238,6 +240,24 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
     assert "To: ann@example.org\n" in mail
     assert f"Subject: malletrain: Job {job} (told) of" in mail
     assert (tmp_path / "ran").read_text() == "cancelled\n"
+
+
+def test_a_web_hook_whose_server_is_none_of_the_web_is_told():
+    """Such as the port of an SSH server. The owner was told nothing."""
+
+    class Ssh(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Ssh) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        hook = messages.Notification(to=address, kind="webhook", on=("end",))
+        with pytest.raises(OSError, match=r"its answer is not HTTP \(BadStatusLine\)"):
+            deliver(hook, {"text": "x"}, "")
+    hook = messages.Notification(to="http://127.0.0.1/a b", kind="webhook", on=("end",))
+    with pytest.raises(ValueError, match="can't contain control characters"):
+        deliver(hook, {"text": "x"}, "")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,30 @@ def test_a_node_that_is_lost_leaves_what_was_known_of_its_logs(sink):
     assert whole(sink, "rank2") == "all\n"
 
 
+def test_a_lost_node_whose_logs_cannot_be_closed_is_lost_all_the_same(sink, tmp_path):
+    """An operator has deleted them, because the disk was full. The daemon began anew at each such
+    node, and ended at the fourth within ten minutes.
+    """
+    for rank, node in enumerate(("n1", "n1", "n2")):
+        sink.write("j1", 1, f"rank{rank}", node, 0, b"one\n", 11)
+    (tmp_path / "j1" / "g1-rank0@n1.log").unlink()
+    sink.gone("n1")
+    assert "n1 was lost before they were sent" in whole(sink, "rank1")
+    (tmp_path / "j1" / "g1-rank2@n2.end").mkdir()  # such as where the disk has no room for it
+    sink.gone("n2")
+    assert whole(sink, "rank2") == "one\n"
+
+
+def test_a_log_goes_on_after_the_disk_was_full_at_its_end(sink, tmp_path):
+    sink.write("j1", 1, "rank0", "n1", 0, b"one\n", 8)
+    (tmp_path / "j1" / "g1-rank0@n1.end").touch()  # there was no room for what it says
+    assert sink.write("j1", 1, "rank0", "n1", 4, b"two\n", 8) == 8
+    assert whole(sink) == "one\ntwo\n"
+    sink.ended("j1", 1, "rank0", "n1", 12)
+    (tmp_path / "j1" / "g1-rank0@n1.log").unlink()  # by an operator, for room
+    assert sink.write("j1", 1, "rank0", "n1", 0, b"one\n", 12) == 4
+
+
 def test_a_log_over_its_limit_says_so_at_once_and_how_much_at_its_end(sink):
     sink.write("j1", 1, "rank0", "n1", 0, b"x" * 999 + b"\nyy", 5000)
     cut = "of each log the first 1 kB are kept ([jobs] log_limit). ---\n"

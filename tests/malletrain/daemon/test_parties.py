@@ -21,7 +21,8 @@ def test_nobodys_share_is_counted_unless_asked_for():
     assert Parties(config).party("ann") == ""
     assert controller_settings(config).shares is None
     assert Parties(config).quotas("ann") == ()
-    assert Parties(config).refusal("ann", 1000, ["ann"] * 1000) == ""
+    assert Parties(config).size_refusal("ann", 1000) == ""
+    assert Parties(config).jobs_refusal("ann", ["ann"] * 1000) == ""
 
 
 def test_by_user_group_and_account():
@@ -86,7 +87,7 @@ def test_quotas_of_users_and_accounts():
     assert all_parties.quotas("ann") == (Quota("account arts", 2),)
     assert all_parties.quotas("bob") == (Quota("user bob", 8), Quota("account arts", 2))
     assert all_parties.quotas("dan") == (Quota("user dan", 8),)
-    assert "account arts may have 2 at once" in all_parties.refusal("bob", 3, [])
-    assert all_parties.refusal("ann", 1, ["bob"] * 9) == ""
-    assert "user ann has 1 job that has not ended" in all_parties.refusal("ann", 1, ["ann"])
-    assert "account physics has 3 jobs" in all_parties.refusal("cyd", 1, ["cyd"] * 3)
+    assert "account arts may have 2 at once" in all_parties.size_refusal("bob", 3)
+    assert all_parties.jobs_refusal("ann", ["bob"] * 9) == ""
+    assert "user ann has 1 job that has not ended" in all_parties.jobs_refusal("ann", ["ann"])
+    assert "account physics has 3 jobs" in all_parties.jobs_refusal("cyd", ["cyd"] * 3)

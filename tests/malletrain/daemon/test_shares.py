@@ -42,15 +42,16 @@ def start(tmp_path):
         daemon.stop()
 
 
-def refusal(daemon, user, **fields):
+def refusal(daemon, user, code="quota", **fields):
     with pytest.raises(ClientError) as refused:
         daemon.submit(user, **fields)
+    assert refused.value.code == code
     return str(refused.value)
 
 
 def test_quotas_at_submission_and_in_plans(start):
     daemon = start()
-    assert refusal(daemon, "ann", min_nodes=5, max_nodes=9) == (
+    assert refusal(daemon, "ann", "refused", min_nodes=5, max_nodes=9) == (
         "The job needs 5 nodes at least, and user ann may have 4 at once; ask for fewer, or an "
         "operator for more (quotas)."
     )

@@ -111,6 +111,20 @@ def test_logs_go_with_their_job(url, tmp_path):
     assert names(logs) == ["j2"]
 
 
+def test_logs_that_cannot_be_read_keep_no_others(tmp_path, monkeypatch):
+    """Such as those that an operator deletes at the same time."""
+    logs = written_logs(tmp_path, j1=1.0, j2=1.0, j3=1.0)
+
+    def last_write(folder):
+        if folder.name == "j2":
+            raise FileNotFoundError(folder.path)
+        return 1.0
+
+    monkeypatch.setattr("malletrain.daemon.jobs.logsink._last_write", last_write)
+    assert delete_old_logs(logs, 10.0, ()) == 2
+    assert names(logs) == ["j2"]
+
+
 def test_many_logs_are_deleted_in_batches(tmp_path, monkeypatch):
     monkeypatch.setattr("malletrain.daemon.jobs.logsink.JOBS_AT_ONCE", 2)
     logs = written_logs(tmp_path, **{f"j{k}": 1.0 for k in range(5)})

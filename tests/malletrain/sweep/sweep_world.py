@@ -11,7 +11,7 @@ import optuna
 
 from malletrain.protocol.messages import JobSpec
 from malletrain.sweep.engine import Engine
-from malletrain.sweep.jobs import JobRefused, JobsAway, TrialJob
+from malletrain.sweep.jobs import JobRefused, JobsAway, TooManyJobs, TrialJob
 from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.spec import parse_sweep
 
@@ -93,6 +93,8 @@ class WorldJobs:
         self.away_at = 0
         self.after = False
         self.refuses = ""
+        self.quota = 1000
+        """Maximum number of jobs that have not ended."""
         self.lingers = False
         self.waits = 0
         self.under_way_at_ends: list[int] = []
@@ -121,6 +123,8 @@ class WorldJobs:
             for job in self.jobs.values():
                 if job.spec.key == spec.key:
                     return job.id
+            if sum(job.state == "running" for job in self.jobs.values()) >= self.quota:
+                raise TooManyJobs(f"You have {self.quota} jobs.")
             name = f"j{len(self.jobs) + 1}"
             self.jobs[name] = WorldJob(name, spec)
             self.jobs[name].lingers = self.lingers

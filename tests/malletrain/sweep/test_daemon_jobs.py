@@ -7,7 +7,7 @@ import pytest
 from malletrain.client import Connection
 from malletrain.protocol import messages
 from malletrain.sweep.daemon_jobs import DaemonJobs
-from malletrain.sweep.jobs import JobsAway
+from malletrain.sweep.jobs import JobRefused, JobsAway, TooManyJobs
 from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers
 from tests.malletrain.daemon.test_forged_reports import World
 from tests.waiting import NEVER_S
@@ -130,5 +130,20 @@ def test_a_daemon_that_cannot_answer_now_has_not_lost_the_trials(tmp_path, code)
                 jobs.states(["j1"])
             with pytest.raises(JobsAway):
                 jobs.cancel("j1", "pruned")
+    finally:
+        fake.stop()
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [("quota", TooManyJobs), ("refused", JobRefused), ("usage", JobRefused)]
+)
+def test_a_quota_is_told_from_a_job_that_is_refused(tmp_path, code, error):
+    def refuse(params):
+        raise Refuse("Not so.", code)
+
+    fake = FakeDaemon(tmp_path / "state", {**default_answers(), "submit": refuse})
+    try:
+        with DaemonJobs(fake.state_dir) as jobs, pytest.raises(error, match="Not so"):
+            jobs.submit(messages.JobSpec("a", "ada", "/train.py", "/", "python"))
     finally:
         fake.stop()

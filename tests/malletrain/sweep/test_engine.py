@@ -296,6 +296,49 @@ def test_a_job_that_is_refused_says_so():
     assert world.states() == ["FAIL"]
 
 
+@pytest.mark.parametrize("quota", [1, 2, 3])
+def test_a_trial_waits_while_its_owner_may_have_no_more_jobs(quota):
+    """Also where trials are as many as may be: the next one is submitted before one has ended."""
+    world = World(described(trials=8, at_once=3))
+    world.jobs.quota = quota
+    waited, most = set(), 0
+    while not world.turn():
+        waited.add(world.engine.waits_because)
+        most = max(most, sum(j.state == "running" for j in world.jobs.jobs.values()))
+        world.jobs.train()
+    world.check_ended(8)
+    assert "FAIL" not in world.states()
+    assert most == quota
+    assert waited == {"", f"You have {quota} jobs."}
+
+
+def test_a_trial_that_waits_for_a_quota_does_not_begin_after_the_sweeps_time():
+    world = World(described(trials=8, at_once=3, more='time = "12 s"'))
+    world.jobs.quota = 1
+    for _ in range(15):  # a second each
+        world.turn()
+        world.jobs.quota = 0  # other jobs of its owner
+    attempts = world.jobs.submissions
+    world.jobs.quota = 1
+    world.play()
+    assert attempts == 1 + 3, "each attempt builds the trial's job, with functions of the owner"
+    assert len(world.jobs.jobs) == 1
+    assert sorted(world.states()) == ["COMPLETE", "FAIL"]
+
+
+def test_a_sweep_is_cancelled_although_its_next_trial_waits_for_a_quota():
+    world = World(described(trials=8, at_once=3))
+    world.jobs.quota = 1
+    world.turn()
+    assert world.states() == ["RUNNING", "RUNNING"]
+    world.jobs.quota = 0  # other jobs of its owner
+    world.engine.ledger.cancel()
+    while not world.turn():
+        pass
+    assert world.states() == ["FAIL", "FAIL"]
+    assert len(world.jobs.jobs) == 1
+
+
 def test_no_trial_begins_after_its_time_or_its_node_hours():
     world = World(described(trials=50, at_once=2, pruner="none", more='time = "12 s"'))
     world.play()

@@ -17,7 +17,7 @@ from tests.malletrain.sweep.sweep_world import TEXT, WorldJobs
 def test_a_look_whether_a_sweep_is_run_keeps_nobody_from_running_it(tmp_path, monkeypatch):
     """The page in the browser looks all the time, and takes the lock for a moment."""
     with process.alone(tmp_path, "lr"):
-        assert process.attended(tmp_path, "lr")
+        assert process.holds_lock(tmp_path, "lr")
         refused = pytest.raises(SweepError, match=f"is being run by process {os.getpid()} on")
         with refused, process.alone(tmp_path, "lr"):
             pass
@@ -25,9 +25,9 @@ def test_a_look_whether_a_sweep_is_run_keeps_nobody_from_running_it(tmp_path, mo
     fcntl.flock(look, fcntl.LOCK_EX)
     monkeypatch.setattr(process.time, "sleep", lambda s: fcntl.flock(look, fcntl.LOCK_UN))
     with process.alone(tmp_path, "lr"):
-        assert process.attended(tmp_path, "lr")
+        assert process.holds_lock(tmp_path, "lr")
     os.close(look)
-    assert not process.attended(tmp_path, "lr")
+    assert not process.holds_lock(tmp_path, "lr")
 
 
 class TrainingJobs(WorldJobs):
@@ -103,7 +103,7 @@ def test_without_locks_of_files_no_sweep_runs_and_a_sentence_says_why(tmp_path, 
     )
     with refused, process.alone(tmp_path, "lr"):
         pass
-    assert not process.attended(tmp_path, "lr")
+    assert not process.holds_lock(tmp_path, "lr")
 
 
 def test_a_value_that_the_database_refuses_is_not_waited_for(tmp_path, sweep, monkeypatch):
@@ -147,3 +147,53 @@ def test_a_trial_that_another_program_ends_within_a_turn_stops_no_sweep(sweep):
     assert states[1] == "FAIL"
     assert "RUNNING" not in states
     assert jobs.jobs["j2"].state == "cancelled"
+
+
+def test_a_log_on_a_full_disk_or_a_terminal_that_is_gone_ends_no_sweep(sweep):
+    def say(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    run_on = process.going_on(say)
+    assert process.run(ledger, TrainingJobs(), run_on) == "All trials have ended."
+
+    def to_a_closed_pipe(line):
+        raise BrokenPipeError
+
+    ledger.want(4)
+    with pytest.raises(BrokenPipeError):
+        process.run(ledger, TrainingJobs(), process.going_on(to_a_closed_pipe))
+    ledger.want(6)
+    with pytest.raises(OSError, match="No space left"):  # an owner's own function may stop a sweep
+        process.run(ledger, TrainingJobs(), say)
+
+
+def test_a_snapshot_that_cannot_be_deleted_now_ends_no_sweep(sweep, monkeypatch):
+    """Such as on NFS while its server restarts. All others are deleted."""
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE), "s/0.pt")
+    searched, lines = [], []
+
+    def snapshots(ledger, trial):
+        searched.append(trial.number)
+        if trial.number == searched[0] and searched.count(trial.number) < 3:
+            raise stale
+        return []
+
+    monkeypatch.setattr("malletrain.sweep.trials.snapshots", snapshots)
+    assert process.run(ledger, TrainingJobs(), lines.append) == "All trials have ended."
+    assert [line for line in lines if "cannot be deleted" in line] == [
+        "Some snapshots of losing trials cannot be deleted now: s/0.pt: Stale file handle. Trying "
+        "again."
+    ]
+    assert len(set(searched)) > 1, "the others are searched for, too"
+
+
+def test_who_may_have_no_more_jobs_is_told_once(sweep):
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    ledger.want(8)
+    jobs, lines = TrainingJobs(), []
+    jobs.quota = 2
+    process.run(ledger, jobs, lines.append)
+    assert len(ledger.trials(optuna.trial.TrialState.FAIL)) == 0
+    assert lines.count("You have 2 jobs. The next trial waits for that.") == 1

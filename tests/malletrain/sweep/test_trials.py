@@ -62,17 +62,24 @@ def test_the_size_of_a_trial_in_slots_and_gpus(tmp_path, sizes, counts, largest)
 def test_a_trials_parameters_may_say_how_large_its_model_is(tmp_path):
     (tmp_path / "sizes_of_trials.py").write_text(
         "def both(x): return 1e6 * x, 1e9\ndef one(x): return 5\ndef none(x): return x.y\n"
-        "def unknown(x): return None\n"
+        "def unknown(x): return None\ndef breaks(x): return {}[x]\n"
     )
+    (tmp_path / "no_sizes_of_trials.py").write_text("def one(x) return 5\n")
     sizes = {}
     for name in ("both", "one", "unknown"):
         sweep = sweep_in(tmp_path, model_size=f"sizes_of_trials:{name}")
         spec = trials.build_job(sweep, "s-0", {"x": 0.5}, 0)
         sizes[name] = spec.parameters, spec.flops
     assert sizes == {"both": (5e5, 1e9), "one": (5.0, None), "unknown": (None, None)}
-    for name in ("none", "nobody"):
-        with pytest.raises(SweepError, match=f"sizes_of_trials:{name} does not say a model's size"):
-            trials.check(sweep_in(tmp_path, model_size=f"sizes_of_trials:{name}"))
+    errors = {
+        "sizes_of_trials:none": "AttributeError",
+        "sizes_of_trials:nobody": "AttributeError",
+        "sizes_of_trials:breaks": "KeyError: 0.0",
+        "no_sizes_of_trials:one": "SyntaxError",
+    }
+    for name, error in errors.items():
+        with pytest.raises(SweepError, match=f"{name} does not say a model's size: {error}"):
+            trials.check(sweep_in(tmp_path, model_size=name))
 
 
 def test_what_cannot_be_a_job_is_found_at_once(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from malletrain.protocol.messages import JobSpec
 from malletrain.sweep import process
 from malletrain.sweep.ledger import Ledger
-from tests.malletrain.sweep.sweep_world import World, described, job_spec
+from tests.malletrain.sweep.sweep_world import STEPS, World, described, job_spec
 from tests.waiting import NEVER_S
 
 
@@ -54,6 +54,24 @@ def test_where_trials_end_is_learnt_where_the_sweep_does_not_say():
     world.check_ended(9)
     first, then = world.jobs.under_way_at_ends[:3], world.jobs.under_way_at_ends[3:6]
     assert min(first) < 3 <= min(then)
+
+
+def test_trials_that_report_their_last_step_long_before_their_end_are_not_all_started():
+    """A script whose steps count within an epoch has the same last step from its first epoch on."""
+    world = World(described(trials=24, at_once=3, pruner="none"))
+    world.turn()
+    for number, job in enumerate(world.jobs.jobs.values()):
+        job.reported.append((STEPS, 1.0))
+        job.state = "completed" if number == 0 else "running"
+    most = 0
+    for _ in range(12):
+        assert not world.turn()
+        under_way = [job for job in world.jobs.jobs.values() if job.state == "running"]
+        most = max(most, len(under_way))
+        for job in under_way:
+            if not job.reported:
+                job.reported.append((STEPS, 1.0))
+    assert most == 6
 
 
 def test_one_trial_at_a_time_is_asked_for_once_the_one_before_is_known():

@@ -187,6 +187,25 @@ def test_what_a_script_may_not_pass_is_told_once_and_ignored(agent, capsys, valu
     assert agent.received(WorkerProgress) == []
 
 
+@pytest.mark.parametrize("in_sweep", [True, False])
+def test_steps_that_count_within_an_epoch_are_told_to_a_sweeps_trial(in_sweep, monkeypatch, capsys):
+    """A sweep would prune its trials by the curves of their first epochs, without a word. Elsewhere
+    steps may begin again, such as in each fold of a cross-validation.
+    """
+    monkeypatch.setattr("malletrain.training.report._steps", {})
+    if in_sweep:
+        monkeypatch.setenv("MALLETRAIN_TRIAL", "3")
+    for epoch in range(4):
+        for step in range(3):
+            malletrain.metric("within", 1.0, step=step)
+            malletrain.metric("on", 1.0, step=epoch * 3 + step)
+        malletrain.metric("constant", 1.0, step=1)
+    for step in (500, 520, 498, 530):  # a live job that has lost a node repeats steps
+        malletrain.metric("repeated", 1.0, step=step)
+    lines = [line.partition(" at 0")[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["malletrain: The steps of the metric within begin again and again"] * in_sweep
+
+
 def test_metrics_marks_and_facts(agent, capsys):
     malletrain.metric("accuracy", torch.tensor(0.5))
     malletrain.mark("ready", at=12.5)

@@ -5,6 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from scavenger.batch import commands
@@ -39,9 +40,14 @@ def test_arguments_and_input_arrive_unchanged():
     assert out.stdout.strip() == ascii([NASTY, b"x\0\n" * 100_000])
 
 
-def test_output_that_is_not_utf8_comes_back_unchanged():
-    out = Commands().run(python(r"import sys; sys.stdout.buffer.write(b'\xff\n')"))
-    assert out.stdout.encode("utf-8", "surrogateescape") == b"\xff\n"
+def test_output_that_is_not_utf8_can_be_sent_and_shown():
+    """Such as the reason of a drained node that was typed in a terminal with another encoding:
+    `malletrain nodes --explain` had no answer.
+    """
+    code = r"import sys; [file.buffer.write(b'd\xe9faut\n') for file in (sys.stdout, sys.stderr)]"
+    out = Commands().run(python(code))
+    assert out.stdout == out.stderr == "d\N{REPLACEMENT CHARACTER}faut\n"
+    assert msgspec.msgpack.encode(out.complaint)
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path):

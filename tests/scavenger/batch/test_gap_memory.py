@@ -44,7 +44,8 @@ def test_a_damaged_or_unwritable_file_costs_knowledge_and_nothing_else(tmp_path)
         memory = GapMemory(path)
         memory.update(["a"], 50.0)
         assert memory.since == {"a": 50.0}
-    GapMemory(tmp_path / "missing" / "gaps.json").update(["a"], 1.0)
+    for folder in ("missing", "x" * 300):  # the second cannot even be looked for
+        GapMemory(tmp_path / folder / "gaps.json").update(["a"], 100.0)
 
 
 def test_the_file_is_written_once_a_minute(tmp_path):

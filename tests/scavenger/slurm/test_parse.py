@@ -116,6 +116,25 @@ def test_a_name_with_line_breaks_cannot_pretend_to_be_a_job():
     assert new_mark() != mark
 
 
+def test_line_breaks_in_an_account_or_a_reason_cost_no_other_job():
+    """A Slurm without slurmdbd takes any account, and plugins write reasons. No poll succeeded
+    while such a job waited.
+    """
+    table = read_jobs(
+        world.job("PENDING", 1, "a", account="my\naccount", reason="Resources")
+        + world.job("PENDING", 2, "b", reason="burst_buffer/lua: stage in:\nno space\n")
+        + world.job("PENDING", 3, "c\nd", account="x|y")
+        + world.job("RUNNING", 4, f"{PREFIX}l1", nodes="n3", account=f"e\n{PREFIX}l9"),
+        "MARK",
+        PREFIX,
+    )
+    accounts = [(job.id, job.account) for job in table.pending]
+    assert accounts == [("1", "my\naccount"), ("2", ""), ("3", "x")]
+    assert [job.name for job in table.pending] == ["a", "b", "n/a|c"]
+    assert table.pending[1].reason == "burst_buffer/lua: stage in:\nno space\n"
+    assert [(job.name, job.node_list) for job in table.ours] == [(f"{PREFIX}l1", "n3")]
+
+
 def test_an_empty_queue_is_no_error_and_garbage_is():
     assert read_jobs("", "MARK", PREFIX).pending == []
     for text in ("slurm_load_jobs error: Invalid", "MARK|PENDING|7|me"):

@@ -268,6 +268,19 @@ def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
     assert len(list(folder.iterdir())) == 3
 
 
+def test_outputs_that_cannot_be_deleted_or_listed_stop_no_poll(slurm, tmp_path, monkeypatch):
+    """Such as on a disk that was mounted read-only after an error, or on NFS."""
+    monkeypatch.setattr(
+        "scavenger.batch.scavenger.forget_outputs", lambda folder: forget_outputs(folder, 0)
+    )
+    folder = tmp_path / "leases"
+    (folder / "l1.out").mkdir(parents=True)
+    (folder / "l2.out").touch()
+    slurm.scavenger(output_dir=folder).poll()
+    assert [path.name for path in folder.iterdir()] == ["l1.out"]
+    slurm.scavenger(output_dir=tmp_path / ("x" * 300)).poll()
+
+
 def test_the_environment_of_commands():
     variables = {"PATH": "/bin", "SLURM_CONF": "/c", "LANG": "de_DE", "HOME": "/h"}
     # Of sites without a configuration file, or with tokens or sackd.

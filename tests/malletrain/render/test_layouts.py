@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from jpa.layout import LayoutSearch, NodeLayout
-from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
-from malletrain.daemon.jobs.layout_tuner import layout_record
+from malletrain.daemon.jobs.layout_tuner import has_measured_loaders, layout_record, layout_view
 from malletrain.protocol.views import JobDetail
 from malletrain.render import tables
 from malletrain.render.layouts import layouts

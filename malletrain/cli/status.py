@@ -210,7 +210,7 @@ def show(
       malletrain show train --plot loss --over time
     """
     from malletrain.client import ClientError, operations
-    from malletrain.render import farms, tables
+    from malletrain.render import farms, job_detail
 
     if plots:
         _plot(job, plots, over, state_dir, as_json)
@@ -224,7 +224,7 @@ def show(
     if as_json:
         print_json(detail)
         return
-    print_text(tables.job(detail))
+    print_text(job_detail.job(detail))
     if view is not None:
         print_text(farms.farm(view, time.time()))
 

@@ -298,10 +298,20 @@ class JobRepository:
         """Store the job's progress, and the throughput measured since the last call."""
         run.checkpointed_at = now
         self.save(run, last_progress=run.monitor.last_sample)
-        if (observation := run.monitor.observation()) is not None:
-            step_times = step_times_record(run.steps.ranks(run.rounds.generation))
-            row = ObservationRow(run.row.id, **vars(observation), time=now, step_times=step_times)
-            self._store.put_observation(row)
+        if (seen := run.monitor.observation()) is not None:
+            self._store.put_observation(
+                ObservationRow(
+                    run.row.id,
+                    seen.nodes,
+                    run.monitor.batch,
+                    seen.rate,
+                    seen.half_width,
+                    seen.seconds,
+                    seen.samples,
+                    now,
+                    step_times_record(run.steps.ranks(run.rounds.generation)),
+                )
+            )
 
     def rescale(self, run: ActiveJob, r: RescaleRecord) -> None:
         """Store a finished rescale and its cost."""

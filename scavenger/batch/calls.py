@@ -203,7 +203,7 @@ BURST = 30
 """Maximum number of requests at one time: the bucket size of Slurm's rl_enable for each user by
 default.
 """
-RESERVE = 2 * POLL_REQUESTS + BURST / 3
+EXTRA_POLL_TOKENS = 2 * POLL_REQUESTS + BURST / 3
 """Minimum number of tokens for an additional poll. Otherwise a poll for each event would leave no
 tokens for leases.
 """
@@ -254,7 +254,7 @@ class RequestBudget:
     def poll_after_s(self) -> float:
         """Seconds after which an additional poll, and leases with it, fit the budget."""
         self._settle()
-        return self._bucket.missing_s(RESERVE)
+        return self._bucket.missing_s(EXTRA_POLL_TOKENS)
 
     def _settle(self) -> None:
         with self._lock:

@@ -3,6 +3,14 @@
 Decides the estimate, its interval, and when one size has been measured. It does not decide which
 size comes next (:mod:`jpa.plan`) and does not keep a curve (:mod:`jpa.curve`).
 
+:func:`steady_throughput` is the one estimate of what a job processes at a size when nothing
+disturbs it. A profile and the windows after it use it (:class:`ThroughputMeter`,
+:class:`Monitor`), from which plans follow, and so does the daemon for what ``malletrain show`` has
+seen at each size. Two other questions have other answers, with stalls: what a job processes at this
+moment is the rate of ``malletrain status``, a mean over the last seconds, which the daemon
+computes; what part of its curve it achieves in the long run, pauses included, is the pace of the
+goals, from which deadlines are forecast.
+
 The observed time is cut into 8-20 batches of about equal length whose ends lie on progress reports
 (batch means; Schmeiser, "Batch size effects in the analysis of simulation output", Operations
 Research 30(3), 1982: few long batches rather than many). The throughput is the ratio
@@ -14,8 +22,7 @@ also merged in pairs and fours; the widest of the three intervals counts.
 
 Excluded are the warm-up (a minimum time and number of reports, then leading outliers among the
 batches) and stalls, such as a checkpoint or a pause of the file system (batches under half the
-median, at most one in five). Stalls do not depend on the size; :class:`Monitor` includes their
-long-term cost in its ordinary observations.
+median, at most one in five), because they do not depend on the size.
 """
 
 from __future__ import annotations
@@ -84,6 +91,9 @@ class MeasureConfig:
             raise ValueError(
                 f"A measurement needs between 3 and {_MAX_BATCHES} batches, not {self.min_batches}."
             )
+
+
+DEFAULT_CONFIG = MeasureConfig()
 
 
 @dataclass(frozen=True)
@@ -228,22 +238,7 @@ class ThroughputMeter:
         silence, window = now - reports[-1][0], reports[-1][0] - reports[0][0]
         if silence > window / 4 and silence > 5 * median(b[0] - a[0] for a, b in pairwise(reports)):
             reports = [*reports, (now, reports[-1][1])]  # a long silence counts
-        batches = _without_outliers(_batches(reports))
-        rate, half_width = _ratio_interval(batches)
-        for merged in (_merged(batches, 2), _merged(batches, 4)):
-            if len(merged) >= 4:
-                half_width = max(half_width, _ratio_interval(merged)[1])
-        stable = (
-            len(batches) >= self.config.min_batches and half_width <= self.config.tolerance * rate
-        )
-        return Measurement(
-            self.nodes,
-            rate,
-            half_width,
-            sum(s for s, _ in batches),
-            sum(t for _, t in batches),
-            stable,
-        )
+        return steady_throughput(self.nodes, _batches(reports), self.config)
 
 
 @dataclass
@@ -293,6 +288,29 @@ Batch = tuple[float, float]
 """(samples, seconds)"""
 
 
+def steady_throughput(
+    nodes: int, batches: Sequence[Batch], config: MeasureConfig = DEFAULT_CONFIG
+) -> Measurement:
+    """Return the throughput of a job at one size, without leading outliers and stalls.
+
+    Args:
+        nodes: the size.
+        batches: successive batches of about equal duration. Of more than 20 without outliers,
+            neighbours are merged for the interval.
+        config: when the measurement is stable.
+    """
+    steady = _without_outliers(batches)
+    samples, seconds = _sums(steady)
+    rate = samples / seconds
+    groups = _merged(steady, math.ceil(len(steady) / _MAX_BATCHES))
+    half_width = _half_width(groups)
+    for merged in (_merged(groups, 2), _merged(groups, 4)):
+        if len(merged) >= 4:
+            half_width = max(half_width, _half_width(merged))
+    stable = len(groups) >= config.min_batches and half_width <= config.tolerance * rate
+    return Measurement(nodes, rate, half_width, samples, seconds, stable)
+
+
 def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
     """Return at most 20 batches of about equal duration, each ending on a report."""
     times = [t for t, _ in reports]
@@ -305,7 +323,7 @@ def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
     return [(reports[b][1] - reports[a][1], times[b] - times[a]) for a, b in pairwise(edges)]
 
 
-def _without_outliers(batches: list[Batch]) -> list[Batch]:
+def _without_outliers(batches: Sequence[Batch]) -> Sequence[Batch]:
     """Return the batches without leading outliers (warm-up) and without stalls."""
     if len(batches) < 5:
         return batches
@@ -313,13 +331,13 @@ def _without_outliers(batches: list[Batch]) -> list[Batch]:
     center = median(rates)
     # 1.4826·MAD estimates a normal standard deviation. The fractions of the median are lower bounds
     # for jobs with so few steps in a batch that the rates take only two values (MAD 0).
-    deviation = 5 * 1.4826 * median(abs(r - center) for r in rates)
+    deviation = 5 * 1.4826 * median([abs(r - center) for r in rates])
     first = 0
     while first < len(batches) // 3 and abs(rates[first] - center) > max(deviation, 0.35 * center):
         first += 1
     steady = batches[first:]
     stall_rate = center - max(deviation, 0.5 * center)
-    stalls = sorted((s / t, i) for i, (s, t) in enumerate(steady) if s / t < stall_rate)
+    stalls = sorted((r, i) for i, r in enumerate(rates[first:]) if r < stall_rate)
     excluded = {i for _, i in stalls[: len(steady) // 5]}
     return [b for i, b in enumerate(steady) if i not in excluded]
 
@@ -329,29 +347,28 @@ def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
     dropped.
     """
     tail = batches[len(batches) % size :]
-    return [
-        (sum(s for s, _ in tail[i : i + size]), sum(t for _, t in tail[i : i + size]))
-        for i in range(0, len(tail), size)
-    ]
+    return [_sums(tail[i : i + size]) for i in range(0, len(tail), size)]
 
 
-def _ratio_interval(batches: Sequence[Batch]) -> tuple[float, float]:
-    """Return (rate, half-width of its 95 % interval), samples/s. The half-width is infinite for
-    fewer than three batches.
+def _sums(batches: Sequence[Batch]) -> Batch:
+    return sum([s for s, _ in batches]), sum([t for _, t in batches])
+
+
+def _half_width(batches: Sequence[Batch]) -> float:
+    """Return the half-width of the 95 % interval of Σsamples/Σtime, samples/s; infinite for fewer
+    than three batches.
     """
-    samples, seconds = sum(s for s, _ in batches), sum(t for _, t in batches)
-    rate = samples / seconds
     count = len(batches)
     if count < 3:
-        return rate, math.inf
+        return math.inf
+    samples, seconds = _sums(batches)
+    rate = samples / seconds
     errors = [s - rate * t for s, t in batches]
     squares = sum(e * e for e in errors)
     if squares == 0:
-        return rate, 0.0
+        return 0.0
     variance = count / (count - 1) * squares / seconds**2
     correlation = sum(a * b for a, b in pairwise(errors)) / squares
     correlation = min(max(correlation, 0.0), 0.9)
     variance *= (1 + correlation) / (1 - correlation)
-    degrees = count - 1
-    quantile = t975(degrees)
-    return rate, quantile * math.sqrt(variance)
+    return t975(count - 1) * math.sqrt(variance)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from malletrain.config.units import UnitError, parse_size
 from malletrain.sim.resources import Resources, pbs_size
-from malletrain.sim.workload_files import first_line, lines_of, read_text
+from malletrain.sim.text_files import first_line, lines_of, read_text
 from malletrain.sim.workloads import WorkloadError
 from scavenger.hostlist import HostlistError, expand
 

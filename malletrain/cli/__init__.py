@@ -14,25 +14,21 @@ from malletrain.cli.assess import assess
 from malletrain.cli.check import check
 from malletrain.cli.cluster import cluster
 from malletrain.cli.common import CommandGroup
-from malletrain.cli.cp import cp
 from malletrain.cli.daemon import agent, daemon
 from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.exec import exec_
-from malletrain.cli.export import export
+from malletrain.cli.export import cp, export
 from malletrain.cli.goals import extend
-from malletrain.cli.key import key
+from malletrain.cli.job_actions import requeue, scale
 from malletrain.cli.logs import logs
 from malletrain.cli.map import map_
-from malletrain.cli.nodes import nodes
 from malletrain.cli.operator_actions import drain, exclude, pause, reload, resume
-from malletrain.cli.requeue import requeue
-from malletrain.cli.scale import scale
 from malletrain.cli.services import members, worth
-from malletrain.cli.shipped import shipped
 from malletrain.cli.simulate import simulate
-from malletrain.cli.status import show, status
+from malletrain.cli.site_setup import key, shipped
+from malletrain.cli.status import nodes, show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.sweep import sweep
 from malletrain.cli.tasks import retry, tasks

@@ -15,8 +15,7 @@ The same script runs under ``malletrain submit --live``, under torchrun and unde
 """
 
 from malletrain.elastic.errors import ElasticError
-from malletrain.elastic.rates import lr_linear, lr_sqrt
-from malletrain.elastic.run import Run
+from malletrain.elastic.run import Run, lr_linear, lr_sqrt
 from malletrain.elastic.state import StateError
 from malletrain.elastic.step import Step
 from malletrain.training.ranks import max_world

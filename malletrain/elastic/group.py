@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from malletrain.elastic import rates, sockets
+from malletrain.elastic import same_on_all, sockets
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import ElasticError, Interrupted, MismatchError
 from malletrain.elastic.link import Place
@@ -170,7 +170,7 @@ class Group:
         """
         self.batch_sizes_differ = False
         """The last answer shows that the ranks train with different global batch sizes."""
-        self.changed = (rates.UNKNOWN, rates.UNKNOWN)
+        self.changed = (same_on_all.UNKNOWN, same_on_all.UNKNOWN)
         """The highest and the lowest number of changed objects in the last answer."""
         self._flag = torch.zeros(len(StepWishes._fields) + 8 + len(_MARK), dtype=torch.float64)
         self._flag_work: Any = None
@@ -360,9 +360,9 @@ class Group:
         go: bool,
         stop: bool,
         save: bool = False,
-        rate: float = rates.UNKNOWN,
+        rate: float = same_on_all.UNKNOWN,
         batch_size: int | None = None,
-        changed: float = rates.UNKNOWN,
+        changed: float = same_on_all.UNKNOWN,
     ) -> None:
         """Start the collective in which the ranks exchange their requests for this step. It runs
         while the step computes; :meth:`end_step` returns the result.
@@ -371,11 +371,11 @@ class Group:
             go: ask that this step be the last of the group.
             stop: ask that it be the last of the loop.
             save: ask that all ranks save after it.
-            rate: learning rates of the last update in this group (:func:`rates.rate_of`).
+            rate: learning rates of the last update in this group (:func:`same_on_all.rate_of`).
             batch_size: global batch size with which this rank trains, or will at the next step;
                 None if the size depends on the number of ranks, or is unknown.
             changed: objects that have changed since the step before
-                (:class:`malletrain.elastic.changed_objects.ChangedObjects`).
+                (:class:`malletrain.elastic.same_on_all.ChangedObjects`).
         """
         if not self._step_begun:  # otherwise meet() has begun the step, by a call of this rank only
             self._ask(StepWishes(go, stop, save, step=True), rate, batch_size, changed)
@@ -421,15 +421,15 @@ class Group:
     def _ask(
         self,
         wishes: StepWishes,
-        rate: float = rates.UNKNOWN,
+        rate: float = same_on_all.UNKNOWN,
         batch_size: int | None = None,
-        changed: float = rates.UNKNOWN,
+        changed: float = same_on_all.UNKNOWN,
     ) -> None:
         self._step_begun = True
         number = self.place.rank + 1  # 0 means that no rank is there
         rank_in = (number * wishes.step, number * wishes.script)
-        numbers = (rate, batch_size or rates.UNKNOWN, changed)
-        extremes = [extreme for number in numbers for extreme in rates.both(number)]
+        numbers = (rate, batch_size or same_on_all.UNKNOWN, changed)
+        extremes = [extreme for number in numbers for extreme in same_on_all.both(number)]
         self._flag.copy_(torch.tensor((*wishes, *extremes, *rank_in, *_MARK), dtype=torch.float64))
         if self.several and not self.broken:
             with library_collectives():
@@ -455,8 +455,8 @@ class Group:
             if wishes.step:
                 place = f"rank {int(in_step) - 1} is in one"
             raise MismatchError(_sentence(f"Rank {int(in_script) - 1}", collective, place))
-        self.rates_differ = rates.differ(highest, negated_lowest)
-        self.batch_sizes_differ = rates.differ(largest, negated_smallest)
+        self.rates_differ = same_on_all.differ(highest, negated_lowest)
+        self.batch_sizes_differ = same_on_all.differ(largest, negated_smallest)
         self.changed = (most, -negated_least)
         return wishes
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from malletrain.elastic import rates
 from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
+from malletrain.elastic.same_on_all import RATE_KEYS
 from malletrain.training import parameter_order, rng
 from malletrain.training.averages import UnsavedAverages
 from malletrain.training.dict_tensors import DictTensors
@@ -207,7 +207,7 @@ class Holder:
             target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
             try:
                 source = f"The peers' state of {name!r}"
-                load_state(target, state, source, self.objects, names.get(name), rates.KEYS)
+                load_state(target, state, source, self.objects, names.get(name), RATE_KEYS)
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise StateError(

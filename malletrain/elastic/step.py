@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from malletrain.elastic import changed_objects, rates
-from malletrain.elastic.changed_objects import ChangedObjects
+from malletrain.elastic import same_on_all
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.group import library_collectives
 from malletrain.elastic.membership import GroupMembership, start_again
@@ -51,9 +50,11 @@ class Steps:
         """This rank asks that all ranks save at the end of the next step."""
         self.exchanged = False
         """The group has exchanged gradients of the current step."""
-        self.rate = rates.UNKNOWN
-        """Learning rates of the current or last update in this group (:func:`rates.rate_of`)."""
-        self._changed = ChangedObjects(*self.training.compared_objects())
+        self.rate = same_on_all.UNKNOWN
+        """Learning rates of the current or last update in this group
+        (:func:`malletrain.elastic.same_on_all.rate_of`).
+        """
+        self._changed = same_on_all.ChangedObjects(*self.training.compared_objects())
         self._sound_exchanges = 0
         """Number of exchanges that were complete and successful at the last update."""
         self._changes = membership.changes
@@ -85,9 +86,9 @@ class Steps:
         self.now, self.exchanged, membership.stepping = step, False, True
         self.attempts += 1
         self.training.begin_step(len(self.planned))
-        rate, self.rate = self.rate, rates.UNKNOWN
+        rate, self.rate = self.rate, same_on_all.UNKNOWN
         if membership.changes != self._changes:
-            rate, self._changes = rates.UNKNOWN, membership.changes
+            rate, self._changes = same_on_all.UNKNOWN, membership.changes
             self._changed.forget()
         sampler = self.training.sampler
         membership.group.begin_step(
@@ -104,13 +105,13 @@ class Steps:
         ElasticError if these are modules.
         """
         most, least = self.membership.group.changed
-        if most == least or rates.UNKNOWN in (most, least):
+        if most == least or same_on_all.UNKNOWN in (most, least):
             return
         modules, dicts = self._changed.names(most, least)
         if modules:
-            raise ElasticError(changed_objects.module_error(modules))
+            raise ElasticError(same_on_all.module_error(modules))
         if dicts and self.membership.group.place.rank == 0:
-            report.tell(changed_objects.dict_notice(dicts), once="dict of some ranks")
+            report.tell(same_on_all.dict_notice(dicts), once="dict of some ranks")
 
     def forget_changed(self) -> None:
         """Compare nothing with the time before this step, which is discarded."""
@@ -193,7 +194,7 @@ class Steps:
         if self.now is None:
             raise ElasticError("optimizer.step() was called outside of `with run.step():`.")
         self._optimizers.check(optimizer)
-        self.rate = rates.rate_of(optimizer, max(self.rate, 0.0))
+        self.rate = same_on_all.rate_of(optimizer, max(self.rate, 0.0))
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             if not self.now.updates:
@@ -367,7 +368,7 @@ class Step:
         if not lost:
             steps.check_changed()
         if not lost and group.rates_differ:  # before this goes into a snapshot
-            raise ElasticError(rates.sentence(training.optimizers, self.rank))
+            raise ElasticError(same_on_all.rates_error(training.optimizers, self.rank))
         if not lost and group.batch_sizes_differ and training.sampler is not None:
             raise ElasticError(
                 f"The ranks set different global batch sizes (rank {self.rank}: "

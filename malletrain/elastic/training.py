@@ -386,7 +386,7 @@ class Training:
     # --- steps ---
 
     def compared_objects(self) -> tuple[Callable[[], dict[str, Any]], dict[str, Any]]:
-        """Return the arguments of :class:`malletrain.elastic.changed_objects.ChangedObjects`."""
+        """Return the arguments of :class:`malletrain.elastic.same_on_all.ChangedObjects`."""
         return self.state.modules, self._dicts
 
     def rehearse(self, warmup: Callable[[], None]) -> None:

@@ -18,10 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malletrain.sim.json_lists import objects
 from malletrain.sim.logged_jobs import FILE_LINES, JobLog, LogJob, first_known, job_log
 from malletrain.sim.resources import holds_part_of_gpu, pbs_resources, slurm_tres
-from malletrain.sim.workload_files import first_line, lines_of
+from malletrain.sim.text_files import first_line, json_objects, lines_of
 from malletrain.sim.workloads import WorkloadError
 from scavenger.hostlist import HostlistError, expand
 
@@ -223,7 +222,7 @@ def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
     """Yield the jobs in the output of ``sacct --json`` (Slurm 21.08 to 25.11). Their steps lie in
     them.
     """
-    for number, job in objects(path, "jobs"):
+    for number, job in json_objects(path, "jobs"):
         try:
             times = job["time"]
             tres = (

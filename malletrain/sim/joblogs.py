@@ -20,7 +20,7 @@ from pathlib import Path
 from malletrain.sim.accounting_logs import SACCT, read_pbs, read_sacct
 from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
 from malletrain.sim.resources import Resources
-from malletrain.sim.workload_files import first_line, read_text
+from malletrain.sim.text_files import first_line, read_text
 from malletrain.sim.workloads import WorkloadError
 
 

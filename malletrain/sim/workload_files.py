@@ -6,18 +6,15 @@ Decides the format of these files and how errors in them are reported.
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gzip
-import io
 import json
 import math
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from allocator import CurveError, Goal, ScalingCurve
+from malletrain.sim.text_files import read_text
 from malletrain.sim.workloads import SimJob, WorkloadError
 
 
@@ -210,76 +207,6 @@ def _curve(points: Iterable[tuple[int, float]], where: str) -> ScalingCurve:
         return ScalingCurve.of(pairs)
     except CurveError as error:
         raise WorkloadError(f"{where}: {error}") from None
-
-
-@contextlib.contextmanager
-def opened_text(path: str | Path) -> Iterator[IO[str]]:
-    """Open a text file, which may be gzip-compressed, for the duration of a context. Bytes that are
-    not UTF-8, such as in job names, become replacement characters.
-
-    Raises:
-        WorkloadError: the file cannot be read, in the context too.
-    """
-    try:
-        with open(path, "rb") as raw:
-            compressed = raw.peek(2)[:2] == b"\x1f\x8b"
-            content = gzip.GzipFile(fileobj=raw) if compressed else raw
-            yield io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace")
-    except FileNotFoundError:
-        raise WorkloadError(f"{path}: There is no such file.") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise WorkloadError(f"{path}: The gzip file is damaged ({error}).") from None
-    except OSError as error:
-        raise WorkloadError(
-            f"{path}: The file cannot be read: {error.strerror or error}."
-        ) from None
-
-
-def lines_of(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a text file (:func:`opened_text`) with their line ends. Never holds the
-    whole file in memory.
-
-    Raises:
-        WorkloadError: the file cannot be read or is not text.
-    """
-    with opened_text(path) as file:
-        for line in file:
-            if "\0" in line:
-                raise WorkloadError(f"{path}: This is not a text file.")
-            yield line
-
-
-FIRST_LINE_CHARACTERS = 1 << 16
-"""Maximum number of characters of the first line that :func:`first_line` reads."""
-
-
-def first_line(path: str | Path) -> str:
-    """Return the beginning of the first line of a text file that is not blank; empty if there is
-    none. A file of any size may be one line.
-
-    Raises:
-        WorkloadError: the file cannot be read or is not text.
-    """
-    with opened_text(path) as file:
-        while line := file.readline(FIRST_LINE_CHARACTERS):
-            if "\0" in line:
-                raise WorkloadError(f"{path}: This is not a text file.")
-            if line.strip():
-                return line
-    return ""
-
-
-def read_text(path: str | Path) -> str:
-    """Return the text of a file (:func:`opened_text`).
-
-    Raises:
-        WorkloadError: the file cannot be read or is not text.
-    """
-    with opened_text(path) as file:
-        text = file.read()
-    if "\0" in text:
-        raise WorkloadError(f"{path}: This is not a text file.")
-    return text
 
 
 def _rows(path: str | Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

@@ -492,7 +492,7 @@ def report_differences(objects: Mapping[str, Any], payload: Mapping[str, Any], n
         payload: the snapshot.
         name: its path.
     """
-    from malletrain.training.scheduler_options import tell_other_options  # it imports this module
+    from malletrain.training.schedulers import tell_other_options  # it imports this module
 
     saved = payload["objects"]
     tell_other_options(objects, payload, name)

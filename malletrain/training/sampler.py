@@ -18,17 +18,17 @@ from malletrain.training import loader_workers
 from malletrain.training.batch_change import check_same_size
 from malletrain.training.epoch_plan import EpochPlan, order, whole_number
 from malletrain.training.epochs import CountedEpochs
-from malletrain.training.loader_seeds import LoaderSeeds
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
-from malletrain.training.sampler_callers import (
+from malletrain.training.sampler_loaders import (
+    LoaderSeeds,
+    SubsetCheck,
     call_before_each_batch,
     calling_loader,
     calling_object,
     is_loader_iterator,
     reject_wrapper,
 )
-from malletrain.training.subset import SubsetCheck
 from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
 
 _STATE_VERSION = 1

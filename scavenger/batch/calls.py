@@ -203,13 +203,14 @@ BURST = 30
 """Maximum number of requests at one time: the bucket size of Slurm's rl_enable for each user by
 default.
 """
-RESERVE = 2 * POLL_REQUESTS + BURST / 3
+EXTRA_POLL_TOKENS = 2 * POLL_REQUESTS + BURST / 3
 """Minimum number of tokens for an additional poll. Otherwise a poll for each event would leave no
 tokens for leases.
 """
 LEASES_RATE = 0.5
-"""Requests per second that are reserved for leases, even if polls use up the budget: those every
-2 s while leases end, and those of a site with kinds of slots, which are up to eight requests each.
+"""Requests per second that are reserved for leases, in addition to the budget, if polls use it up:
+those at a short interval, those every 2 s while leases end, and those of a site with kinds of
+slots, which are up to eight requests each.
 """
 LEASES_BURST = 5
 """Maximum number of reserved requests at one time."""
@@ -217,12 +218,13 @@ SUBMISSIONS = frozenset({"sbatch", "qsub"})
 
 
 class RequestBudget:
-    """The budget of requests to a controller, with bursts of BURST requests. Scheduled polls are
-    made even if they exceed it, and leave LEASES_RATE for leases. Safe to use from several threads.
+    """The budget of requests to a controller, with bursts of BURST requests. It is at least that of
+    the scheduled polls, which are made even if they exceed it. A reserve of LEASES_RATE is left for
+    leases whatever polls cost. Safe to use from several threads.
 
     Args:
         calls: log of the calls, which are counted.
-        rate: requests per second on average.
+        rate: requests per second on average, without the reserve.
         poll_interval_s: interval of the polls, seconds.
         clock: returns the time, seconds.
     """
@@ -238,8 +240,8 @@ class RequestBudget:
         self._seen = calls.requests
         self._submitted = self._submissions()
         self._lock = threading.Lock()
-        min_rate = POLL_REQUESTS / poll_interval_s + LEASES_RATE
-        self._bucket = TokenBucket(max(rate, min_rate), BURST, clock)
+        self._bucket = TokenBucket(max(rate, POLL_REQUESTS / poll_interval_s), BURST, clock)
+        # Leases that the bucket pays for cost no future ones of the reserve.
         self._reserve = TokenBucket(LEASES_RATE, LEASES_BURST, clock, max_debt=0)
 
     @property
@@ -252,7 +254,7 @@ class RequestBudget:
     def poll_after_s(self) -> float:
         """Seconds after which an additional poll, and leases with it, fit the budget."""
         self._settle()
-        return self._bucket.missing_s(RESERVE)
+        return self._bucket.missing_s(EXTRA_POLL_TOKENS)
 
     def _settle(self) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks.step_breakdown import NAMED, Injection, drawn, run
-from malletrain.render.step_times import sentence
+from malletrain.render.job_detail import shares_sentence
 from tests.integration.embedded import site
 from tests.selection import every_change
 
@@ -38,7 +38,7 @@ def test_the_right_cause_is_named(embedded, causes):
     for cause in causes:
         result = run(embedded, Injection(cause, 0.3, 1), steps=25)
         assert result.right, result
-        assert sentence(result.shares)
+        assert shares_sentence(result.shares)
 
 
 @pytest.mark.slow

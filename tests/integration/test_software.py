@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.host_image import host_binds, make_image
-from malletrain.render import tables
+from malletrain.render import job_detail
 from malletrain.submission.options import ScriptOptions
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
@@ -58,5 +58,5 @@ def test_the_sites_image_and_an_environment_without_malletrain(tmp_path):
 
 def shown(detail) -> str:
     console = Console(width=1000, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(tables.job(detail))
+    console.print(job_detail.job(detail))
     return console.export_text()

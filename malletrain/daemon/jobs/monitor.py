@@ -5,6 +5,12 @@ Workers report cumulative counts, so a record that is lost or sent twice changes
 of a job is the count before its current round plus the counts of that round's workers. Both survive
 a restart of the daemon. This module decides what was measured, not what follows.
 
+A job's throughput has two answers here, which differ while it stalls. :meth:`JobMonitor.rate` is
+what it processes at this moment, stalls included: for ``status``, ``top`` and the metrics.
+:meth:`JobMonitor.observation` is what it processes on so many nodes when nothing disturbs it: for
+the records of each scale. The latter is the estimate of profiles too (:mod:`jpa.measure`). Both
+come from the same slices of time.
+
 Ranks report at different times, so the sum of their newest counts would jump whenever a late rank
 reports. :class:`SampleCount` interpolates each rank's count linearly between two of its reports, at
 the newest moment up to which every rank has reported. Within a round the sum never falls.
@@ -17,8 +23,8 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import median, quantiles
 
+from jpa.measure import Measurement, steady_throughput
 from malletrain.protocol import messages
 
 REPORTS_PER_RANK = 64
@@ -97,8 +103,10 @@ WARMUP_SLICES = 2
 allocators fill.
 """
 SLICE_S = 1.0
-"""Length of a slice, seconds. Throughput by scale is the median over slices, so one stall affects
-only one slice.
+"""Length of a slice, seconds."""
+MAX_BATCHES = 120
+"""Maximum number of batches of the throughput by scale; each has a whole number of slices. A stall
+affects few batches, and few are quick to compute with whenever progress is stored.
 """
 MIN_SLICES = 3
 """Minimum number of slices of a measurement."""
@@ -110,26 +118,6 @@ MAX_PROCESSES = 200_000
 """Maximum number of processes whose counts are kept. Further ones are not counted."""
 MARKS = frozenset({"start", "import", "restoring", "restored"})
 """Points of a start-up that divide a rescale into its phases."""
-
-
-@dataclass(frozen=True)
-class RateObservation:
-    """Throughput at one scale: ``rate`` ± ``spread`` samples/s (95 % of the median) from
-    ``samples`` in ``seconds``; global ``batch``.
-    """
-
-    nodes: int
-    """Number of nodes."""
-    batch: float
-    """Global batch size, samples."""
-    rate: float
-    """Samples/s."""
-    spread: float
-    """Half width of the 95 % interval of ``rate``, samples/s."""
-    samples: float
-    """Samples of the measurement."""
-    seconds: float
-    """Duration of the measurement."""
 
 
 @dataclass(frozen=True)
@@ -359,31 +347,26 @@ class JobMonitor:
                 i: samples for i, samples in self.slices.items() if i > newest - MAX_SLICES
             }
 
-    def observation(self) -> RateObservation | None:
-        """Return the throughput at the current scale; None before ``MIN_SLICES`` slices after the
-        warm-up.
+    def observation(self) -> Measurement | None:
+        """Return the throughput at the current scale, without the warm-up and stalls; None before
+        ``MIN_SLICES`` slices after the warm-up. Its ``stable`` has no meaning here.
         """
         if not self.slices or not self.nodes:
             return None
         newest = max(self.slices)
         # The newest slices are incomplete: ranks report at different times.
         complete = [
-            self.slices.get(i, 0.0) / SLICE_S
-            for i in range(max(WARMUP_SLICES, min(self.slices)), newest - 1)
+            self.slices.get(i, 0.0) for i in range(max(WARMUP_SLICES, min(self.slices)), newest - 1)
         ]
         if len(complete) < MIN_SLICES:
             return None
-        low, _, high = quantiles(complete, n=4)
-        # Notches of a box plot: 1.57 IQR / sqrt(n) is the half width of a 95 % interval of the
-        # median (McGill et al. 1978).
-        spread = 1.57 * (high - low) / math.sqrt(len(complete))
-        return RateObservation(
+        width = math.ceil(len(complete) / MAX_BATCHES)
+        return steady_throughput(
             self.nodes,
-            self.batch,
-            median(complete),
-            spread,
-            sum(complete) * SLICE_S,
-            len(complete) * SLICE_S,
+            [
+                (sum(complete[i : i + width]), width * SLICE_S)
+                for i in range(len(complete) % width, len(complete), width)
+            ],
         )
 
     def silent_for(self, now: float) -> float:

@@ -10,7 +10,7 @@ are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +26,10 @@ from malletrain.core.start_costs import (
     expected_start_s,
     with_start,
 )
-from malletrain.core.step_times import RankTimes, breakdown
 from malletrain.daemon.jobs.layout_tuner import LayoutTuner
 from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, RescaleRecord, SampleCount
-from malletrain.daemon.jobs.step_windows import StepWindows
+from malletrain.daemon.jobs.step_windows import StepWindows, step_times_record
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.metrics import Metrics
@@ -279,35 +278,6 @@ class ActiveJob:
         return {} if recent is None else dict(recent.shares)
 
 
-MAX_STORED_RANKS = 64
-"""Maximum number of ranks whose step times are stored: those that come last to exchanges, or wait
-longest for data if exchanges are not measured.
-"""
-
-
-def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
-    """Return where the time of a job's steps goes, for its observation; empty if not measured.
-
-    Args:
-        ranks: the mean step of each rank.
-    """
-    whole = breakdown(ranks)
-    if whole is None:
-        return {}
-    last_first = sorted(ranks, key=lambda rank: (rank.exchange_s or 0.0, -(rank.data_s or 0.0)))
-    return {
-        "step_s": whole.step_s,
-        "shares": dict(whole.shares),
-        "cause": whole.cause.value,
-        "advice": whole.advice(),
-        "rank_count": len(ranks),
-        "ranks": [
-            [rank.rank, rank.node, rank.step_s, rank.data_s, rank.exchange_s, rank.snapshot_s]
-            for rank in sorted(last_first[:MAX_STORED_RANKS], key=lambda rank: rank.rank)
-        ],
-    }
-
-
 class JobRepository:
     """The jobs' rows in the store, with the audit log and the metrics that go with them."""
 
@@ -328,10 +298,20 @@ class JobRepository:
         """Store the job's progress, and the throughput measured since the last call."""
         run.checkpointed_at = now
         self.save(run, last_progress=run.monitor.last_sample)
-        if (observation := run.monitor.observation()) is not None:
-            step_times = step_times_record(run.steps.ranks(run.rounds.generation))
-            row = ObservationRow(run.row.id, **vars(observation), time=now, step_times=step_times)
-            self._store.put_observation(row)
+        if (seen := run.monitor.observation()) is not None:
+            self._store.put_observation(
+                ObservationRow(
+                    run.row.id,
+                    seen.nodes,
+                    run.monitor.batch,
+                    seen.rate,
+                    seen.half_width,
+                    seen.seconds,
+                    seen.samples,
+                    now,
+                    step_times_record(run.steps.ranks(run.rounds.generation)),
+                )
+            )
 
     def rescale(self, run: ActiveJob, r: RescaleRecord) -> None:
         """Store a finished rescale and its cost."""

@@ -1,14 +1,15 @@
 """The times of a job's steps over the last minutes, from the cumulative counts that its workers
 report. Pure: times come with the counts.
 
-Decides over which time the steps are averaged. :mod:`malletrain.core.step_times` says what the
-averages mean.
+Decides over which time the steps are averaged, and the averages of which ranks are stored.
+:mod:`malletrain.core.step_times` says what the averages mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from malletrain.core.step_times import RankTimes, StepBreakdown, breakdown
 from malletrain.protocol.messages import Progress
@@ -27,6 +28,10 @@ MIN_STEPS = 3
 """Minimum number of steps of which an average is taken."""
 MAX_RANKS = 20_000
 """Maximum number of ranks whose steps are averaged. Further ones are left out."""
+MAX_STORED_RANKS = 64
+"""Maximum number of ranks whose step times are stored: those that come last to exchanges, or wait
+longest for data if exchanges are not measured.
+"""
 
 
 class _Counts(NamedTuple):
@@ -164,3 +169,26 @@ class StepWindows:
                 if mean is not None:
                     means.append(mean)
         return tuple(means)
+
+
+def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
+    """Return where the time of a job's steps goes, for its observation; empty if not measured.
+
+    Args:
+        ranks: the mean step of each rank.
+    """
+    whole = breakdown(ranks)
+    if whole is None:
+        return {}
+    last_first = sorted(ranks, key=lambda rank: (rank.exchange_s or 0.0, -(rank.data_s or 0.0)))
+    return {
+        "step_s": whole.step_s,
+        "shares": dict(whole.shares),
+        "cause": whole.cause.value,
+        "advice": whole.advice(),
+        "rank_count": len(ranks),
+        "ranks": [
+            [rank.rank, rank.node, rank.step_s, rank.data_s, rank.exchange_s, rank.snapshot_s]
+            for rank in sorted(last_first[:MAX_STORED_RANKS], key=lambda rank: rank.rank)
+        ],
+    }

@@ -102,7 +102,7 @@ export const CAUSES = {
   loss: "a node was lost",
 };
 
-/** Returns the state of a profile, in the words of `malletrain show` (malletrain/render/tables.py). */
+/** Returns the state of a profile, in the words of `malletrain show` (malletrain/render/job_detail.py). */
 export const STANDS = {
   off: "not measured",
   waiting: "not measured yet",
@@ -114,7 +114,7 @@ export const STANDS = {
   known: "known without a measurement of its own",
 };
 
-/** Returns the part of a step, in the words of `malletrain show` (malletrain/render/step_times.py). */
+/** Returns the part of a step, in the words of `malletrain show` (malletrain/render/job_detail.py). */
 export const PARTS = {
   data: "waiting for data",
   computing: "computing",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.core.failed_starts import MAX_AGE_S, FailedStarts
+from malletrain.core.gaps import MAX_FAILURE_AGE_S, FailedStarts
 
 NO_MODULE = "its command failed; it printed last: No module named malletrain"
 A, B = ("failed", "n1"), ("failed", "n2")
@@ -66,10 +66,10 @@ def test_what_is_reported(happened, in_a_row, nodes):
 
 def test_an_old_failure_is_not_reported():
     starts, now = after([A])
-    assert starts.sentence("", now + MAX_AGE_S - 1)
-    assert not starts.sentence("", now + MAX_AGE_S)
-    assert starts.last("", now + MAX_AGE_S) is None
-    assert starts.in_a_row("", now + MAX_AGE_S) == 0
+    assert starts.sentence("", now + MAX_FAILURE_AGE_S - 1)
+    assert not starts.sentence("", now + MAX_FAILURE_AGE_S)
+    assert starts.last("", now + MAX_FAILURE_AGE_S) is None
+    assert starts.in_a_row("", now + MAX_FAILURE_AGE_S) == 0
 
 
 @pytest.mark.parametrize(

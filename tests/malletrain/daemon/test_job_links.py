@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from malletrain.client import ClientError, operations
-from malletrain.render import tables
+from malletrain.render import job_detail
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 
 URL = "http://login1:6006/"
@@ -43,7 +43,7 @@ def test_a_link_is_set_replaced_shown_to_every_user_and_removed(running):
     assert links(running, job) == links(running, job, "bob") == expected
     with running.client("bob") as client:
         console = Console(record=True, width=120)
-        console.print(tables.job(client.job(job)))
+        console.print(job_detail.job(client.job(job)))
     text = console.export_text()
     assert f"TensorBoard: {URL}" in text
     assert set_link(running, job, "Notes", "").endswith("Notes has no link of this name.")

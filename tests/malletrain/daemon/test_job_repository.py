@@ -2,9 +2,10 @@ from types import SimpleNamespace
 
 from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.daemon.jobs.repository import JobRepository
+from malletrain.daemon.jobs.step_windows import StepWindows
 from malletrain.store.records import JobRow
 from malletrain.store.store import Store
-from tests.malletrain.daemon.test_monitor import progress
+from tests.malletrain.daemon.worker_counts import progress, trained
 
 
 def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
@@ -27,3 +28,19 @@ def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
     again = JobMonitor(stored_row.samples, stored_row.samples_before, stored_row.generation)
     again.progress(progress(15, 105.0, generation=2))
     assert again.total == 141
+
+
+def test_what_was_seen_at_a_scale_is_stored(tmp_path):
+    store = Store.open(f"sqlite:///{tmp_path}/jobs.db")
+    row = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "running"))
+    monitor = JobMonitor()
+    end = trained(monitor, 1, 2, 100.0, 30.0, rate=100.0)
+    rounds = SimpleNamespace(generation=1)
+    run = SimpleNamespace(row=row, monitor=monitor, rounds=rounds, steps=StepWindows())
+    JobRepository(store, None, None, None).checkpoint(run, end)
+    [stored] = store.observations(row.id)
+    seen = monitor.observation()
+    assert (stored.nodes, stored.batch) == (2, monitor.batch)
+    assert (stored.rate, stored.spread) == (seen.rate, seen.half_width)
+    assert (stored.samples, stored.seconds) == (seen.samples, seen.seconds)
+    assert (stored.time, stored.step_times) == (end, {})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from jpa.measure import MeasureConfig, ThroughputMeter
 from malletrain.daemon.jobs.monitor import KEPT_ROUNDS, WINDOW_S, JobMonitor
 from tests.draws import cases
 from tests.malletrain.daemon.worker_counts import progress, trained
@@ -200,7 +202,7 @@ def test_observation_leaves_out_the_warm_up_and_is_robust_to_a_stall():
     seen = m.observation()
     assert seen is not None
     assert seen.nodes == 2
-    assert seen.batch == 50.0
+    assert m.batch == 50.0
     assert seen.rate == pytest.approx(100.0, rel=0.01)
     assert seen.seconds >= 30.0
 
@@ -216,7 +218,7 @@ def test_observation_needs_a_few_slices_and_begins_anew_with_every_round():
     assert seen.rate == pytest.approx(180.0, rel=0.02)
 
 
-def test_spread_tells_an_even_round_from_an_uneven_one():
+def test_the_interval_tells_an_even_round_from_an_uneven_one():
     even, uneven = JobMonitor(), JobMonitor()
     trained(even, 1, 1, 100.0, 30.0)
     uneven.forming(1, ("a",), 90.0)
@@ -225,8 +227,53 @@ def test_spread_tells_an_even_round_from_an_uneven_one():
         samples += 80.0 if (i // 8) % 2 else 20.0
         uneven.progress(progress(samples, 100.0 + 0.5 * i, steps=i + 1))
     seen = even.observation(), uneven.observation()
-    assert seen[0].spread < 1.0
-    assert seen[1].spread > 10.0
+    assert seen[0].half_width < 1.0
+    assert seen[1].half_width > 10.0
+
+
+def stepped(durations):
+    """The monitor and the profile's meter after steps of 50 samples and so many seconds each."""
+    m, meter, t = JobMonitor(), ThroughputMeter(1, 100.0, MeasureConfig(max_seconds=1e9)), 100.0
+    m.forming(1, ("a",), 90.0)
+    for i, seconds in enumerate([0.0, *durations], 1):
+        t += seconds
+        m.progress(progress(50.0 * i, t, first=100.0, batch=50.0, steps=i))
+        meter.feed(t, 50.0 * i)
+    return m, meter.measurement(t), t
+
+
+@pytest.mark.parametrize(
+    "durations",
+    [
+        [0.5 if i % 7 < 6 else 1.0 for i in range(400)],
+        [0.5 if i // 8 % 2 else 1.25 for i in range(300)],
+        [0.5 * random.Random(i).lognormvariate(0.0, 0.3) for i in range(1500)],
+    ],
+    ids=["one second in four is slow", "slow and fast by turns", "scattered, for ten minutes"],
+)
+def test_what_was_seen_at_a_scale_is_what_a_profile_measures_there(durations):
+    m, measured, t = stepped(durations)
+    seen = m.observation()
+    assert seen.rate == pytest.approx(measured.rate, rel=0.02)
+    assert seen.rate == pytest.approx(50.0 * len(durations) / (t - 100.0), rel=0.02)
+    assert seen.rate == pytest.approx(seen.samples / seen.seconds)
+
+
+def test_the_interval_of_long_steps_covers_the_truth():
+    """Seconds of one step are no measurements of their own."""
+    covered, runs = 0, 40
+    for seed in range(runs):
+        rng = random.Random(seed)
+        m, _, _ = stepped([12.0 * rng.lognormvariate(-0.02, 0.2) for _ in range(50)])
+        seen = m.observation()
+        covered += abs(seen.rate - 50.0 / 12.0) <= seen.half_width
+    assert covered >= 0.85 * runs
+
+
+def test_a_stall_is_in_the_rate_of_the_moment_and_not_in_what_was_seen_at_the_scale():
+    m, _, t = stepped([*[0.5] * 120, 8.0, 0.5, 0.5])
+    assert m.rate(t) < 40.0
+    assert m.observation().rate == pytest.approx(100.0, rel=0.03)
 
 
 # --- silence ---

@@ -4,13 +4,14 @@ import pytest
 
 from malletrain.core.step_times import Bottleneck
 from malletrain.daemon.api.job_views import steps_view
-from malletrain.daemon.jobs.repository import MAX_STORED_RANKS, step_times_record
 from malletrain.daemon.jobs.step_windows import (
     MARK_S,
     MARKS,
+    MAX_STORED_RANKS,
     MIN_STEPS,
     REFRESH_S,
     StepWindows,
+    step_times_record,
 )
 from malletrain.protocol.messages import Progress
 

@@ -10,7 +10,8 @@ import pytest
 
 from malletrain.client import ClientError
 from malletrain.render.console import console
-from malletrain.render.tables import headline, job, nodes
+from malletrain.render.job_detail import job
+from malletrain.render.tables import headline, nodes
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 SECTIONS = """

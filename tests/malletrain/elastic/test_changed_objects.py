@@ -10,7 +10,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import malletrain.elastic as elastic
-from malletrain.elastic.changed_objects import ChangedObjects
+from malletrain.elastic.same_on_all import ChangedObjects
 from tests.malletrain.elastic.conductor import conducted
 
 

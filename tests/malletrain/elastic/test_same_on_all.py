@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import malletrain.elastic as elastic
-from malletrain.elastic import rates
+from malletrain.elastic import same_on_all
 from malletrain.elastic.module_modes import modes_of
 from tests.malletrain.elastic.conductor import Conductor, conducted
 
@@ -124,28 +124,28 @@ def test_a_layer_that_is_trained_later_is_exchanged_and_so_at_who_joins(tmp_path
 @pytest.mark.parametrize(
     ("rank_rates", "different"),
     [
-        ([rates.UNKNOWN, rates.UNKNOWN], False),
-        ([0.3, rates.UNKNOWN], False),
+        ([same_on_all.UNKNOWN, same_on_all.UNKNOWN], False),
+        ([0.3, same_on_all.UNKNOWN], False),
         ([0.3, 0.1 + 0.2], False),
-        ([0.3, 0.3001, rates.UNKNOWN], True),
+        ([0.3, 0.3001, same_on_all.UNKNOWN], True),
         ([0.0, 0.0], False),
         ([0.0, 1e-6], True),
     ],
 )
 def test_rates_differ_by_more_than_rounding(rank_rates, different):
-    maxima = [max(one) for one in zip(*map(rates.both, rank_rates), strict=True)]
-    assert rates.differ(*maxima) is different
+    maxima = [max(one) for one in zip(*map(same_on_all.both, rank_rates), strict=True)]
+    assert same_on_all.differ(*maxima) is different
 
 
 def test_every_rate_counts():
     first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     groups = [{"params": [first], "lr": 0.1}, {"params": [second], "lr": torch.tensor(0.2)}]
     optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.0)
-    before = rates.rate_of(optimizer)
+    before = same_on_all.rate_of(optimizer)
     for group, key, value in ((0, "lr", 0.2), (1, "lr", 0.1), (0, "betas", (0.8, 0.999))):
         original = optimizer.param_groups[group][key]
         optimizer.param_groups[group][key] = value
-        assert rates.rate_of(optimizer) != before
+        assert same_on_all.rate_of(optimizer) != before
         optimizer.param_groups[group][key] = original
-    assert rates.rate_of(optimizer) == before
-    assert rates.rate_of(optimizer, before) > before
+    assert same_on_all.rate_of(optimizer) == before
+    assert same_on_all.rate_of(optimizer, before) > before

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from malletrain.launch.array_variables import (
+from malletrain.launch.task_process import (
     ARRAY_VARIABLES,
     COMMANDS,
     FIRST_ID,

@@ -13,7 +13,6 @@ import numpy
 import psutil
 import pytest
 
-from malletrain.launch.array_variables import COMMANDS
 from malletrain.launch.farm import (
     JUST_BEGUN_S,
     drain_time_s,
@@ -21,6 +20,7 @@ from malletrain.launch.farm import (
     slots_of,
     thread_variables,
 )
+from malletrain.launch.task_process import COMMANDS
 from malletrain.protocol import messages
 from malletrain.protocol.farm import FarmSpec, TaskItem
 from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order

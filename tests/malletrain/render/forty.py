@@ -14,7 +14,7 @@ from malletrain.protocol.views import (
     StepTimesView,
 )
 from malletrain.protocol.views import RescaleView as Rescale
-from malletrain.render import tables
+from malletrain.render import job_detail, tables
 from malletrain.render.live import Screen
 from tests.malletrain.cli.fake_daemon import detail, event_view, job_view, node_view, status_view
 
@@ -254,7 +254,7 @@ def top(width, height=24):
 
 PICTURES = {
     "status": lambda width: Group(tables.headline(status()), "", tables.jobs(jobs(), NOW)),
-    "show": lambda width: tables.job(whole()),
+    "show": lambda width: job_detail.job(whole()),
     "nodes": lambda width: tables.nodes(nodes(), NOW, names={j.id: j.name for j in jobs()}),
     "nodes-explain": lambda width: tables.nodes(explained(), NOW, explain=True),
     "events": lambda width: Group(

@@ -1,7 +1,7 @@
 """What ``malletrain show`` says of a data cache."""
 
 from malletrain.protocol.views import DataCacheView
-from malletrain.render.data_caches import advice_on, sentence
+from malletrain.render.job_detail import cache_advice, cache_sentence
 
 GB = 10**9
 
@@ -27,25 +27,25 @@ def view(**changes):
 
 
 def test_hits_by_place_with_the_bytes_saved_and_the_coverage_beside_them():
-    assert sentence(view()) == (
+    assert cache_sentence(view()) == (
         "1,000 reads: 60 % on the node, 30 % from other nodes, 10 % from the data set; 9 GB were "
         "not read from it. The memory of its nodes has 75 % of the samples. An epoch reads 100 % "
         "of the samples, each once."
     )
-    assert sentence(view(memory_bytes=0)).count("The memory") == 0  # after its end
-    assert sentence(view(node_hits=0, peer_hits=0, source_reads=0)) == "no reads yet."
+    assert cache_sentence(view(memory_bytes=0)).count("The memory") == 0  # after its end
+    assert cache_sentence(view(node_hits=0, peer_hits=0, source_reads=0)) == "no reads yet."
 
 
 def test_the_coverage_is_told_or_said_to_be_unknown():
-    partial = sentence(view(coverage=0.985))
+    partial = cache_sentence(view(coverage=0.985))
     assert partial.endswith("An epoch reads 98.5 % of the samples.")
-    assert "given no sampler" in sentence(view(coverage=None))
+    assert "given no sampler" in cache_sentence(view(coverage=None))
 
 
 def test_a_cache_that_is_of_no_use_is_told():
-    assert advice_on(view()) == ""
-    assert advice_on(view(data_bytes=2 * GB)) == (
+    assert cache_advice(view()) == ""
+    assert cache_advice(view(data_bytes=2 * GB)) == (
         "The data (2 GB) fit into the page cache of one node (32 GB of memory): from the second "
         "epoch on a node the cache is of no use there."
     )
-    assert "7 reads were of samples that cannot be cached" in advice_on(view(unpacked=7))
+    assert "7 reads were of samples that cannot be cached" in cache_advice(view(unpacked=7))

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from malletrain.protocol.views import GoalView, ProfileView, TasksView, TaskView
-from malletrain.render import farms, tables
+from malletrain.render import farms, job_detail, tables
 from tests.malletrain.cli.fake_daemon import detail, job_view, node_view, status_view
 
 NOW = 1000.0
@@ -68,7 +68,7 @@ def test_show_speaks_of_tasks_and_not_of_scaling(farm):
     goal = GoalView(work=25.0)
     made = detail(job=job_view(id="j1", name="study", goal=goal), profile=ProfileView("known"))
     spec = {**made.spec, **({"farm": {"command": ["echo"]}} if farm else {})}
-    text = "\n".join(printed(tables.job(msgspec.structs.replace(made, spec=spec))))
+    text = "\n".join(printed(job_detail.job(msgspec.structs.replace(made, spec=spec))))
     assert ("Scaling" in text) is not farm
     assert ("25 tasks" if farm else "25 samples") in text
 

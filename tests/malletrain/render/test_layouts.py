@@ -7,11 +7,10 @@ import pytest
 from rich.console import Console
 
 from jpa.layout import LayoutSearch, NodeLayout
-from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
-from malletrain.daemon.jobs.layout_tuner import layout_record
+from malletrain.daemon.jobs.layout_tuner import has_measured_loaders, layout_record, layout_view
 from malletrain.protocol.views import JobDetail
-from malletrain.render import tables
-from malletrain.render.layouts import layouts
+from malletrain.render import job_detail
+from malletrain.render.job_detail import layouts
 from malletrain.store.records import LayoutSearchRow
 from tests.malletrain.cli.fake_daemon import detail
 
@@ -118,7 +117,7 @@ def test_a_search_of_an_earlier_version_leaves_nothing_out():
 def test_the_number_of_processes_of_a_node(stored, text):
     made = detail()
     file = io.StringIO()
-    shown = tables.job(msgspec.structs.replace(made, spec={**made.spec, **stored}))
+    shown = job_detail.job(msgspec.structs.replace(made, spec={**made.spec, **stored}))
     Console(file=file, width=120, color_system=None).print(shown)
     [line] = [line for line in file.getvalue().splitlines() if line.startswith("Nodes  ")]
     assert line.rstrip().endswith(f"wanted, {text}")

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from malletrain.protocol.views import NodeView
-from malletrain.render.tables import host_sentences, job, jobs, nodes
+from malletrain.render.job_detail import job
+from malletrain.render.tables import host_sentences, jobs, nodes
 from tests.malletrain.cli.fake_daemon import detail, job_view
 
 BUSY = "it is mixed, with 1 of 4 gpu idle"

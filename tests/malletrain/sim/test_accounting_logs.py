@@ -18,9 +18,9 @@ from malletrain.cli import main
 from malletrain.sim.accounting_logs import SACCT as COMMAND
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.joblogs import read_log
-from malletrain.sim.json_lists import objects
 from malletrain.sim.logged_jobs import LogJob
 from malletrain.sim.resources import Resources, pbs_size, slurm_tres
+from malletrain.sim.text_files import json_objects
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.test_joblogs import write
 
@@ -291,7 +291,7 @@ def json_job(job, submit, start, end, nodes, count, tres, wrap):
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("wrap", [False, True])
 def test_json_of_sacct_says_the_same(tmp_path, wrap, indent, monkeypatch):
-    monkeypatch.setattr("malletrain.sim.json_lists.CHUNK_CHARACTERS", 7)
+    monkeypatch.setattr("malletrain.sim.text_files.CHUNK_CHARACTERS", 7)
     begin = "2024-01-01T00:"
     first = "cpu=12,gres/gpu=6,gres/gpu:a100=6,mem=61440,node=3"
     text = json.dumps(
@@ -404,7 +404,7 @@ def test_bad_resources_of_pbs(tmp_path):
 def test_a_large_json_file_is_read_piece_by_piece(tmp_path):
     """The first jobs are there before the end of the file is read, which is damaged."""
     path = write(tmp_path, '{"jobs": [{"a": 1}, ' + '{"a": 2}, ' * 200_000 + "oops]}")
-    entries = objects(path, "jobs")
+    entries = json_objects(path, "jobs")
     assert next(entries) == (1, {"a": 1})
     assert next(entries) == (1, {"a": 2})
     with pytest.raises(WorkloadError, match="line 1: This is not JSON"):

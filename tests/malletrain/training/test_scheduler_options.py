@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 
 from malletrain import ElasticSampler, Snapshot
 from malletrain.training import report
-from malletrain.training.scheduler_options import tell_other_options
+from malletrain.training.schedulers import tell_other_options
 from tests.malletrain.training.worker_side import as_plain_script
 
 

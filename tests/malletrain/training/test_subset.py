@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, random_split
 
 import malletrain
-from malletrain.training.subset import fingerprint
+from malletrain.training.sampler_loaders import fingerprint
 
 
 def train(state, choose, steps):

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from malletrain import web
-from malletrain.render.step_times import WORDS as PARTS
-from malletrain.render.tables import STANDS
+from malletrain.render.job_detail import PARTS, STANDS
 from scavenger.hostlist import expand, fold
 from tests.malletrain.cli.fake_daemon import status_view
 

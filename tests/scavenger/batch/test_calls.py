@@ -4,7 +4,14 @@ do; how many requests may be made.
 
 import pytest
 
-from scavenger.batch.calls import CallLog, RequestBudget, command_of, requests_of, sign_in
+from scavenger.batch.calls import (
+    LEASES_RATE,
+    CallLog,
+    RequestBudget,
+    command_of,
+    requests_of,
+    sign_in,
+)
 from scavenger.batch.commands import CommandError, CommandPolicy, Commands
 from tests.waiting import PATIENCE_S
 
@@ -182,7 +189,7 @@ def test_polls_that_use_up_the_budget_leave_something_for_leases(every_s, reques
     assert leases >= 0.49 * 1200
 
 
-@pytest.mark.parametrize("interval_s", [1.0, 2.5, 5.0, 7.5, 30.0])
+@pytest.mark.parametrize("interval_s", [1.0, 2.5, 3.0, 5.0, 7.5, 30.0])
 @pytest.mark.parametrize("event_every_s", [0.1, 1.0, 2.0, 3.0, 5.0, 1000.0])
 def test_polls_that_events_ask_for_leave_something_for_leases(event_every_s, interval_s):
     """As the daemon polls: each interval, and after events as soon as the budget allows."""
@@ -202,3 +209,15 @@ def test_polls_that_events_ask_for_leave_something_for_leases(event_every_s, int
     assert leases >= 0.49 * took
     assert polls >= 0.99 * took / interval_s, "the regular ones are made whatever happens"
     assert polls * 5 + leases <= max(2.0, 5 / interval_s + 0.5) * took + 60
+
+
+def test_leases_beyond_the_reserve_are_not_charged_to_it():
+    """A burst of leases while the budget was full does not delay those that are reserved."""
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, 5.0, lambda: time.now)
+    for _ in range(budget.room):
+        calls.count("sbatch", "ok")
+    calls.count("squeue", "ok", requests=30)
+    assert budget.room == 0
+    time.now += 1 / LEASES_RATE
+    assert budget.room == 1

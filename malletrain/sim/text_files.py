@@ -1,31 +1,104 @@
-"""Reads one list of a large JSON file object by object, such as the jobs of ``sacct --json``.
+"""Reads text files of any size, such as logs of jobs: as a whole, by lines, or one list of a JSON
+file object by object, such as the jobs of ``sacct --json``.
 
-Never has more of the file in memory than a few of its objects. Decides nothing about their content.
+Only :func:`read_text` has a whole file in memory; :func:`json_objects` has no more of it than a few
+of its objects. Decides how errors in reading are reported, and nothing about the content.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from malletrain.sim.workload_files import opened_text
 from malletrain.sim.workloads import WorkloadError
 
+FIRST_LINE_CHARACTERS = 1 << 16
+"""Maximum number of characters of the first line that :func:`first_line` reads."""
 CHUNK_CHARACTERS = 1 << 20
-"""Least number of characters that are read at once."""
+"""Least number of characters of a JSON file that are read at once."""
 _SPACE = " \t\r\n"
 
 
-def objects(path: str | Path, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
+@contextlib.contextmanager
+def opened_text(path: str | Path) -> Iterator[IO[str]]:
+    """Open a text file, which may be gzip-compressed, for the duration of a context. Bytes that are
+    not UTF-8, such as in job names, become replacement characters.
+
+    Raises:
+        WorkloadError: the file cannot be read, in the context too.
+    """
+    try:
+        with open(path, "rb") as raw:
+            compressed = raw.peek(2)[:2] == b"\x1f\x8b"
+            content = gzip.GzipFile(fileobj=raw) if compressed else raw
+            yield io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace")
+    except FileNotFoundError:
+        raise WorkloadError(f"{path}: There is no such file.") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise WorkloadError(f"{path}: The gzip file is damaged ({error}).") from None
+    except OSError as error:
+        raise WorkloadError(
+            f"{path}: The file cannot be read: {error.strerror or error}."
+        ) from None
+
+
+def lines_of(path: str | Path) -> Iterator[str]:
+    """Yield the lines of a text file (:func:`opened_text`) with their line ends. Never holds the
+    whole file in memory.
+
+    Raises:
+        WorkloadError: the file cannot be read or is not text.
+    """
+    with opened_text(path) as file:
+        for line in file:
+            if "\0" in line:
+                raise WorkloadError(f"{path}: This is not a text file.")
+            yield line
+
+
+def first_line(path: str | Path) -> str:
+    """Return the beginning of the first line of a text file that is not blank; empty if there is
+    none. A file of any size may be one line.
+
+    Raises:
+        WorkloadError: the file cannot be read or is not text.
+    """
+    with opened_text(path) as file:
+        while line := file.readline(FIRST_LINE_CHARACTERS):
+            if "\0" in line:
+                raise WorkloadError(f"{path}: This is not a text file.")
+            if line.strip():
+                return line
+    return ""
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a file (:func:`opened_text`).
+
+    Raises:
+        WorkloadError: the file cannot be read or is not text.
+    """
+    with opened_text(path) as file:
+        text = file.read()
+    if "\0" in text:
+        raise WorkloadError(f"{path}: This is not a text file.")
+    return text
+
+
+def json_objects(path: str | Path, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (its first line, object) of the list ``key`` of a JSON file that is one object.
 
     Raises:
         WorkloadError: the file cannot be read, is not JSON, or has no such list of objects.
     """
     with opened_text(path) as file:
-        reader = _Reader(path, file)
+        reader = _JsonReader(path, file)
         reader.take("{")
         while not reader.at("}"):
             name = reader.value()
@@ -46,7 +119,7 @@ def objects(path: str | Path, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
     raise WorkloadError(f"{path}: The JSON object has no list '{key}'.")
 
 
-class _Reader:
+class _JsonReader:
     """The rest of a JSON file."""
 
     def __init__(self, path: str | Path, file: IO[str]) -> None:

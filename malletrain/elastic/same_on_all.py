@@ -1,25 +1,87 @@
-"""Detects objects of the run that only some ranks change, such as an average of the weights or the
-best loss that rank 0 alone updates. When that rank leaves, another process becomes rank 0 and
-continues with a value that was never updated.
+"""Detects what differs between the ranks of a live job and must not, because another process may
+become any rank at each change.
 
-Decides which objects have changed between two steps, and the messages. The comparison is part of
-the collective that all ranks call once per step anyway (:mod:`malletrain.elastic.group`). Buffers
-are not compared: DistributedDataParallel copies those of rank 0 to the others.
+* **Learning rates.** If a script computes the rate from a counter of its own, the counter starts at
+  its first value in a process that joins, and the models of the ranks diverge. :func:`rate_of`
+  decides what is compared, :func:`rates_error` the error message. Rates that are tensors on a GPU
+  are not read, because that would wait for the GPU.
+* **Objects of the run that only some ranks change**, such as an average of the weights or the best
+  loss that rank 0 alone updates. When that rank leaves, another process becomes rank 0 and
+  continues with a value that was never updated. :class:`ChangedObjects` decides which objects have
+  changed between two steps, :func:`module_error` and :func:`dict_notice` the messages. Buffers are
+  not compared: DistributedDataParallel copies those of rank 0 to the others.
+
+The comparison is part of the collective that all ranks call once per step anyway
+(:mod:`malletrain.elastic.group`): a rank contributes one number for each (:func:`both`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from malletrain.elastic.rates import UNKNOWN
 from malletrain.training.epoch_begin import is_equal
 from malletrain.training.torch_private import in_place_changes, versions
 
+RATE_KEYS = ("lr", "weight_decay", "momentum", "betas")
+"""The entries of a parameter group that schedulers change."""
+UNKNOWN = -math.inf
+"""Number of a rank that has nothing to compare yet, such as one without an update; it equals every
+other.
+"""
+_RELATIVE_TOLERANCE = 1e-9
+"""Maximum relative difference of equal rates: libraries of different processors round differently.
+"""
 _MAX_OBJECTS = 48
 """Maximum number of objects that are compared: a float is exact for a number of so many bits."""
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[float]:
+    for group in optimizer.param_groups:
+        for key in RATE_KEYS:
+            value = group.get(key)
+            for number in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(number, torch.Tensor) and number.device.type == "cpu":
+                    number = number.item()
+                if isinstance(number, int | float):
+                    yield float(number)
+
+
+def rate_of(optimizer: torch.optim.Optimizer, before: float = 0.0) -> float:
+    """Return one number that depends on all rates of an update. ``before``: the number of the
+    update before it in the same step.
+    """
+    for factor, number in enumerate(_numbers(optimizer), 1):
+        before += number * factor
+    return before
+
+
+def both(number: float) -> tuple[float, float]:
+    """Return what a rank contributes to a maximum over all ranks: its number, such as its rate, and
+    the negated one from which the maximum gives the lowest.
+    """
+    return (UNKNOWN, UNKNOWN) if number == UNKNOWN else (number, -number)
+
+
+def differ(highest: float, negated_lowest: float) -> bool:
+    """Return whether the numbers of the ranks differ, given the maxima of :func:`both`."""
+    return highest != UNKNOWN and highest + negated_lowest > _RELATIVE_TOLERANCE * abs(highest)
+
+
+def rates_error(optimizers: list[torch.optim.Optimizer], rank: int) -> str:
+    """Return the error message for the author of the script."""
+    rates = ", ".join(
+        f"{float(g['lr']):g}" for o in optimizers for g in o.param_groups if "lr" in g
+    )
+    return (
+        f"The ranks made their last update at different learning rates (rank {rank}: {rates} now), "
+        "so that their models now differ. A counter of the script's own starts at its first value "
+        "in a process that joins: compute the rate from run.steps_done, keep the counter in a "
+        "dict that you pass to elastic.Run, and pass the scheduler to elastic.Run."
+    )
 
 
 class ChangedObjects:

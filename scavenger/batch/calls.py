@@ -208,9 +208,8 @@ EXTRA_POLL_TOKENS = 2 * POLL_REQUESTS + BURST / 3
 tokens for leases.
 """
 LEASES_RATE = 0.5
-"""Requests per second that are reserved for leases, in addition to the budget, if polls use it up:
-those at a short interval, those every 2 s while leases end, and those of a site with kinds of
-slots, which are up to eight requests each.
+"""Requests per second that are reserved for leases, even if polls use up the budget: those every
+2 s while leases end, and those of a site with kinds of slots, which are up to eight requests each.
 """
 LEASES_BURST = 5
 """Maximum number of reserved requests at one time."""
@@ -218,13 +217,12 @@ SUBMISSIONS = frozenset({"sbatch", "qsub"})
 
 
 class RequestBudget:
-    """The budget of requests to a controller, with bursts of BURST requests. It is at least that of
-    the scheduled polls, which are made even if they exceed it. A reserve of LEASES_RATE is left for
-    leases whatever polls cost. Safe to use from several threads.
+    """The budget of requests to a controller, with bursts of BURST requests. Scheduled polls are
+    made even if they exceed it, and leave LEASES_RATE for leases. Safe to use from several threads.
 
     Args:
         calls: log of the calls, which are counted.
-        rate: requests per second on average, without the reserve.
+        rate: requests per second on average.
         poll_interval_s: interval of the polls, seconds.
         clock: returns the time, seconds.
     """
@@ -240,7 +238,9 @@ class RequestBudget:
         self._seen = calls.requests
         self._submitted = self._submissions()
         self._lock = threading.Lock()
-        self._bucket = TokenBucket(max(rate, POLL_REQUESTS / poll_interval_s), BURST, clock)
+        # More than the polls, so that the bucket is full again some time after a burst.
+        min_rate = POLL_REQUESTS / poll_interval_s + LEASES_RATE
+        self._bucket = TokenBucket(max(rate, min_rate), BURST, clock)
         # Leases that the bucket pays for cost no future ones of the reserve.
         self._reserve = TokenBucket(LEASES_RATE, LEASES_BURST, clock, max_debt=0)
 

@@ -221,3 +221,19 @@ def test_leases_beyond_the_reserve_are_not_charged_to_it():
     assert budget.room == 0
     time.now += 1 / LEASES_RATE
     assert budget.room == 1
+
+
+@pytest.mark.parametrize("interval_s", [0.5, 2.5, 5.0])
+def test_a_burst_of_leases_is_possible_again_after_a_while_of_polls(interval_s):
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, interval_s, lambda: time.now)
+    bursts = []
+    for _ in range(2):
+        for _ in range(round(600 / interval_s)):
+            time.now += interval_s
+            calls.count("squeue", "ok", requests=5)
+            room = budget.room
+        bursts.append(room)
+        for _ in range(40):
+            calls.count("sbatch", "ok")
+    assert bursts[1] == bursts[0] >= 20

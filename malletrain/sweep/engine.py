@@ -141,8 +141,8 @@ class Engine:
         for trial in running:
             name = trial.user_attrs.get(book.JOB, "")
             elsewhere = self._is_elsewhere(trial) and name
-            known = TrialJob(name, LOST) if elsewhere else jobs.get(name)
-            job = self._advance_trial(trial, known, now)
+            state = TrialJob(name, LOST) if elsewhere else jobs.get(name)
+            job = self._advance_trial(trial, state, now)
             if job is not None:
                 losers.append((trial, job))
         if not self._starts_ahead or ledger.cancelled:

@@ -186,7 +186,7 @@ def _run(
     engine = Engine(ledger, jobs, job_of, point)
     progress = _TrialPrinter(ledger, say)
     away, undeleted = "", ""
-    told = {""}
+    sentences = {""}
     while True:
         try:
             began = time.monotonic()
@@ -200,9 +200,9 @@ def _run(
             if why and why != undeleted:
                 say(f"Some snapshots of losing trials cannot be deleted now: {why}. Trying again.")
             undeleted = why
-            if engine.waits_because not in told:
+            if engine.waits_because not in sentences:
                 say(f"{engine.waits_because} The next trial waits for that.")
-                told.add(engine.waits_because)
+                sentences.add(engine.waits_because)
             if over:
                 return ledger.end
         except (JobsAway, optuna.exceptions.StorageInternalError) as error:

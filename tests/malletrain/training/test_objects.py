@@ -172,5 +172,5 @@ def test_the_position_of_one_rank_is_told_where_their_number_changes(
     monkeypatch.setenv("WORLD_SIZE", ranks)
     monkeypatch.setenv("RANK", "0")
     assert Snapshot(tmp_path / "x.pt", loader=StatefulDataLoader(torch.arange(8))).restore()
-    said = capsys.readouterr().err
-    assert ("the position of one of 1 ranks, and there are 2 now" in said) is is_told
+    log = capsys.readouterr().err
+    assert ("the position of one of 1 ranks, and there are 2 now" in log) is is_told

@@ -15,8 +15,8 @@ import fcntl
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from scavenger.embedded.cluster import EmbeddedCluster, Settings
 from scavenger.embedded.cluster_process import ClusterProcess
@@ -31,6 +31,8 @@ class Switches:
     """Replaces :class:`scavenger.trace.replay.Replay`: returns the lines appended to the file since
     the last call.
     """
+
+    names: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,8 +89,7 @@ def main() -> None:
     with open(layout.lock, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         settings = Settings(layout.root, node_names(args.nodes), grace_s=args.grace)
-        replay = cast(Any, Switches(layout.root / "switches"))
-        EmbeddedCluster(settings, replay).run()
+        EmbeddedCluster(settings, Switches(layout.root / "switches")).run()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from scavenger.embedded.lease import start as start_lease
 from scavenger.interface import host_of, kind_of
 
 if TYPE_CHECKING:
-    from scavenger.trace.replay import Replay
+    from scavenger.trace.replay import Changes
 
 ANSWER_LIFETIME_S = 60.0
 HISTORY_HEADER = ("time", "node", "event", "lease", "reason")
@@ -231,7 +231,7 @@ class EmbeddedCluster:
     thread that starts them.
     """
 
-    def __init__(self, settings: Settings, replay: Replay | None) -> None:
+    def __init__(self, settings: Settings, replay: Changes | None) -> None:
         self.settings = settings
         self.replay = replay
         self.layout = Layout(settings.directory.resolve())
@@ -243,7 +243,7 @@ class EmbeddedCluster:
             name: VirtualNode(name) for host in settings.nodes for name in division.slots(host)
         }
         if replay is not None:
-            units = Counter(host_of(name) for name in replay.trace.names)
+            units = Counter(host_of(name) for name in replay.names)
             for name, host in self.hosts.items():
                 host.units = units[name] or 1
         self.leases: dict[str, LeaseProcess] = {}

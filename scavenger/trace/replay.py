@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -28,6 +28,21 @@ class NodeChange:
     time: float
     node: str
     idle: bool
+
+
+class Changes(Protocol):
+    """The changes of the nodes that a cluster goes through: a :class:`Replay`, or those that a
+    benchmark makes."""
+
+    time: float
+    """Time of the last call of :meth:`advance`, seconds since the start; negative before it."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names whose changes it returns, as in :attr:`Replay.names`; empty if not known."""
+
+    def advance(self, time: float) -> list[NodeChange]:
+        """Return the changes since the last call, in order."""
 
 
 class Replay:
@@ -50,6 +65,8 @@ class Replay:
                 ["A trace that lasts 0 s cannot be repeated; use another end, such as 'hold'."],
             )
         self.trace = trace
+        self.names = trace.names
+        """Names of the nodes; a node with several GPUs that change separately has one for each."""
         self.at_end = at_end
         self.idle = np.zeros(len(trace.names), dtype=np.bool_)
         """(N,) Whether each node is idle at the last :meth:`advance`."""

@@ -11,8 +11,9 @@ from benchmarks import peers_environments
 from benchmarks.peers import by_move, settled
 from benchmarks.peers_account import Logs, lines_of
 from benchmarks.peers_environments import NotInstalled, python_of
+from benchmarks.rescale_modes import until
 from benchmarks.sharded import losses, walk
-from benchmarks.switched_cluster import Switches, switch
+from benchmarks.switched_cluster import Switches, start, switch
 
 
 def test_a_framework_that_cannot_be_installed_says_why(tmp_path, monkeypatch):
@@ -44,6 +45,16 @@ def test_nodes_are_switched_by_lines_that_are_whole(tmp_path):
         file.write("sy\n")
     assert [(c.node, c.idle) for c in switches.advance(2.0)] == [("n2", False)]
     assert switches.advance(3.0) == []
+
+
+@pytest.mark.slow
+def test_a_node_of_the_switched_cluster_is_idle_when_it_is_switched(tmp_path):
+    cluster = start(tmp_path / "cluster", 2)
+    try:
+        switch(tmp_path / "cluster", "n2", "idle")
+        until(lambda: [gap.node for gap in cluster.scavenger().poll().gaps] == ["n2"], "n2 is idle")
+    finally:
+        cluster.stop()
 
 
 def test_a_loss_is_the_sum_of_its_parts_when_all_are_there(tmp_path):

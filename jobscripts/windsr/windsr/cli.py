@@ -192,7 +192,8 @@ def sample(folder: Path, **options: Any) -> None:
     method, facts = checkpoint.load(options["model"])
     factor, needs_terrain = method.preset.factor, method.terrain
     if options["coarse"] is not None:
-        reading = dataclasses.replace(reading_of(options, needs_terrain), spacing=None)
+        # over the terrain of the fine fields, whatever their own file has
+        reading = dataclasses.replace(reading_of(options, False), spacing=None, terrain=None)
         fine = fields_of(options, needs_terrain)
         inputs = queue.from_coarse(readers.read(options["coarse"], reading), fine, factor)
     elif options["part"] == "all":
@@ -205,6 +206,13 @@ def sample(folder: Path, **options: Any) -> None:
         say(
             f"note: the model was trained on wind at {trained_at:g} m, and these fields are at "
             f"{inputs.height:g} m"
+        )
+    spacing = float(np.diff(inputs.x).mean())
+    trained_every = float(facts.get("spacing", spacing))
+    if not np.isclose(trained_every, spacing, rtol=0.01):
+        say(
+            f"note: the model was trained on points every {trained_every:g} m, and these fields "
+            f"have one every {spacing:g} m"
         )
     if options["observations"] is not None:
         inputs, sentence = queue.observed(

@@ -25,6 +25,11 @@ MAX_ROUNDING_M = 1600.0
 """Maximum distance of two equal points whose latitudes and longitudes are rounded to 0.01 degrees
 in both files: 0.01 degrees in each direction.
 """
+MIN_SPACING_SHARE = 0.6
+"""Minimum spacing of the points that are matched, as a share of that of the others: rounded places
+of one grid have more, those of a grid with twice as many points less. Of several points in a cell
+the nearest would be one value of many, and not that of the cell.
+"""
 LATITUDES, LONGITUDES = ("latitude", "lat", "XLAT"), ("longitude", "lon", "XLONG")
 Places = dict[str, NDArray[np.float64]]
 """The places of points. ``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m
@@ -214,6 +219,14 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
             f"{name} has other points than the wind: up to {distances.max() / 1000:.3g} km from "
             f"the nearest one, on a grid of {spacing_of(targets) / 1000:.3g} km. Bring it to the "
             "points of the wind first (cdo remapbil, or xarray's interp_like)."
+        )
+    rows, columns = np.unravel_index(indices, ground[kind].shape[:2])
+    around = ground[kind][rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    if spacing_of(around) < MIN_SPACING_SHARE * spacing_of(targets):
+        raise WindsrError(
+            f"{name} has a point every {spacing_of(around) / 1000:.3g} km, and the wind one every "
+            f"{spacing_of(targets) / 1000:.3g} km. Average it over the cells of the wind first "
+            "(cdo remapcon, or xarray's coarsen)."
         )
     result: NDArray[Any] = np.asarray(values).reshape(-1)[indices].reshape(targets.shape[:2])
     return result

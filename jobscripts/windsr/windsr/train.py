@@ -189,6 +189,7 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
             "seed": training.seed,
             "data": fields.source,
             "height": fields.height,
+            "spacing": fields.spacing,
         }
         checkpoint.save(path, method, average.module, facts)
         say(f"wrote {path}")

@@ -75,6 +75,19 @@ def test_a_terrain_elsewhere_is_refused(tmp_path, axis, shift):
         heights(wind_file(tmp_path), file)
 
 
+@pytest.mark.parametrize("times", [2, 3, 20])
+def test_a_finer_terrain_is_not_taken_point_by_point(tmp_path, times):
+    """As a model of the ground at 100 m below winds at 2 km: each would get the height of one of
+    many points.
+    """
+    y, x = (made()[axis].to_numpy() for axis in ("y", "x"))
+    step = (y[1] - y[0]) / times
+    rows, columns = (each[0] + step * np.arange(-times, times * len(each) + 1) for each in (y, x))
+    file = terrain_file(tmp_path, np.ones((len(rows), len(columns))), y=rows, x=columns)
+    with pytest.raises(WindsrError, match=r"a point every .* km, and the wind one .* Average it"):
+        heights(wind_file(tmp_path), file)
+
+
 def test_a_terrain_that_says_nothing_of_its_place_is_refused(tmp_path):
     file = xarray.Dataset({"orography": (("y", "x"), GROUND, {"units": "m"})})
     file.to_netcdf(tmp_path / "bare.nc")

@@ -9,17 +9,52 @@ than p nodes. The copies need as much memory as the chunks. They do not count as
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from infinicache.connection import CallFailed, ConnectionLost, Peers
+from infinicache.entries import PoolNode
 from infinicache.isal import Buffer
 from infinicache.objects import Shape
 from infinicache.store import ChunkStore, Refusal
 
 Chunk = tuple[str, int, int, int]
 """(key, version, stripe, index)."""
+
+
+def peer_of(
+    nodes: Mapping[str, PoolNode],
+    address: str,
+    peer: str | None,
+    peers: Mapping[str, str | None] = MappingProxyType({}),
+) -> str | None:
+    """Return the node that is to keep copies of a node's chunks: ``peer`` as long as it can. Else,
+    of the nodes that are not expected to leave with it (of all, if there are none), the one that
+    keeps the copies of the fewest others; of several, the next one after the node. None if the node
+    is not known.
+
+    Args:
+        nodes: address → node of the pool.
+        address: the node whose chunks are copied.
+        peer: who keeps its copies so far.
+        peers: node → who keeps its copies, of all nodes.
+    """
+    if address not in nodes:
+        return None
+    if peer in nodes and not nodes[str(peer)].leaving:
+        return peer
+    at = [*nodes].index(address) + 1
+    others = [a for a in (*[*nodes][at:], *nodes) if a != address and not nodes[a].leaving]
+    departure_groups = set(nodes[address].prospect.departure_groups)
+    in_other_groups = [
+        a for a in others if not departure_groups & set(nodes[a].prospect.departure_groups)
+    ]
+    uses = Counter(peers.values())
+    return min(in_other_groups or others, key=lambda other: uses[other], default=None)
 
 
 class Backups:

@@ -103,7 +103,9 @@ class CacheNode:
         self._peer: str | None = None
         self._peers = Peers(key)
         self._slots = max(1, proxies)
-        self.proxy = Proxy(self._peers, move_bytes_s=move_bytes_s, reserve=reserve)
+        self.proxy = Proxy(
+            self._peers, move_bytes_s=move_bytes_s, reserve=reserve, slots=self._slots
+        )
         self.server = Server(
             {
                 "put": self._put,
@@ -182,7 +184,8 @@ class CacheNode:
                     self._registered_at.discard(address)
             await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
 
-    async def _register(self, address: str) -> None:
+    async def _register(self, address: str) -> bool:
+        """Let a proxy know this node. Return whether it serves this node's slot."""
         peer = self._peers.at(address)
         if address in self._registered_at:
             answer, _ = await peer.call(
@@ -190,7 +193,7 @@ class CacheNode:
             )
             if answer["registered"]:
                 self._peer = answer["peer"] or self._peer
-                return
+                return bool(answer.get("served", True))
         objects = [msgspec.to_builtins(h) for h in self.store.inventory()]
         answer, _ = await peer.call(
             "register",
@@ -205,6 +208,7 @@ class CacheNode:
         for key, version in answer["drop"]:
             self.store.drop(key, version)
         self._registered_at.add(address)
+        return bool(answer.get("served", True))  # a proxy of an older version does not say it
 
     async def _keep_backed_up(self, every_s: float) -> None:
         while not self._closed:
@@ -226,16 +230,23 @@ class CacheNode:
         return curves
 
     async def drain(self) -> int:
-        """Hand over the chunks of this node to the others, as far as the time allows. Return the
-        number of bytes handed over.
+        """Hand over the chunks of this node to the others. Return the number of bytes handed over.
+        The caller limits the time: it waits until the next proxy knows that it is the proxy.
         """
-        moved = 0
-        for slot, address in enumerate(self.proxies()):
-            if slot == self.slot and address != self.address:
-                await self._register(address)  # that member may have just become the proxy
-                answer, _ = await self._peers.at(address).call("drain", address=self.address)
-                moved += answer["bytes"]
-        return moved
+        while True:
+            proxies = self.proxies()
+            if self.slot is None or not proxies or proxies[self.slot] == self.address:
+                return 0
+            address = proxies[self.slot]
+            try:
+                if await self._register(address):
+                    break
+            except CallFailed as error:
+                log.info("the proxy at %s is not ready: %s", address, error)
+            # That member has just become the proxy, and does not know it yet.
+            await asyncio.sleep(HEARTBEAT_S / 10)
+        answer, _ = await self._peers.at(address).call("drain", address=self.address)
+        return int(answer["bytes"])
 
     async def close(self) -> None:
         """Stop serving."""

@@ -13,23 +13,32 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from infinicache import moves
+from infinicache.backup import peer_of
 from infinicache.codec import Code
 from infinicache.connection import Peers
 from infinicache.demand import KeyDemand
-from infinicache.entries import Entry, PoolNode
-from infinicache.hot import ReadLoad, choose_copy, copy_names, copy_source, is_copy, readable
+from infinicache.entries import Entry
+from infinicache.hot import (
+    ReadLoad,
+    choose_copy,
+    copy_names,
+    copy_source,
+    is_copy,
+    original_of,
+    readable,
+)
 from infinicache.mover import Mover, Upkeep
 from infinicache.objects import MAX_KEY_BYTES, CacheError, StoredObject, Unavailable
 from infinicache.placement import NO_PROSPECT, Prospect, departure_groups_of
+from infinicache.proxies import Ring
 from infinicache.table import Table
 from malletrain.waits import happens
 
@@ -94,51 +103,37 @@ class NodeArrivals:
         )
 
 
-def peer_of(
-    nodes: Mapping[str, PoolNode],
-    address: str,
-    peer: str | None,
-    peers: Mapping[str, str | None] = MappingProxyType({}),
-) -> str | None:
-    """Return the node that is to keep copies of a node's chunks: ``peer`` as long as it can. Else,
-    of the nodes that are not expected to leave with it (of all, if there are none), the one that
-    keeps the copies of the fewest others; of several, the next one after the node. None if the node
-    is not known.
+class Proxy:
+    """The proxy role of one process. It is inactive while no slot belongs to this process.
 
     Args:
-        nodes: address → node of the pool.
-        address: the node whose chunks are copied.
-        peer: who keeps its copies so far.
-        peers: node → who keeps its copies, of all nodes.
+        peers: connections to the nodes.
+        move_bytes_s: rate of repair and rebalancing, bytes per second.
+        reserve: share of the memory that puts leave free.
+        slots: number of slots of all proxies, among which the keys are divided.
     """
-    if address not in nodes:
-        return None
-    if peer in nodes and not nodes[str(peer)].leaving:
-        return peer
-    at = [*nodes].index(address) + 1
-    others = [a for a in (*[*nodes][at:], *nodes) if a != address and not nodes[a].leaving]
-    departure_groups = set(nodes[address].prospect.departure_groups)
-    in_other_groups = [
-        a for a in others if not departure_groups & set(nodes[a].prospect.departure_groups)
-    ]
-    uses = Counter(peers.values())
-    return min(in_other_groups or others, key=lambda other: uses[other], default=None)
 
-
-class Proxy:
-    """The proxy role of one process. It is inactive while no slot belongs to this process."""
-
-    def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6, reserve: float = 0.0) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        *,
+        move_bytes_s: float = 200e6,
+        reserve: float = 0.0,
+        slots: int = 1,
+    ) -> None:
         self.table = Table(reserve=reserve)
         self.demand = KeyDemand()
         self._arrivals = NodeArrivals()
         self._reserve = reserve
         self._mover = Mover(peers, lambda: self.table)
         self._rate = move_bytes_s
+        self._ring = Ring(slots)
         self._slots: set[int] = set()
         self._members: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
-        self._registered: dict[str, int | None] = {}
+        self._registered: set[str] = set()
+        self._slot_of: dict[str, int | None] = {}
+        """Node → its slot."""
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
@@ -197,36 +192,59 @@ class Proxy:
         departed = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
-            self._slots, self._registered, self._peers_of = set(), {}, {}
+            self._slots, self._registered, self._slot_of, self._peers_of = set(), set(), {}, {}
             self.table, self.demand = Table(reserve=self._reserve), KeyDemand()
             self._settled.clear()
             return
-        if (
-            not set(slots) <= self._slots
-        ):  # a slot that another process had: the chunks of its nodes are not known yet
-            self._slots = set(slots)
+        gained, released = set(slots) - self._slots, self._slots - set(slots)
+        self._slots = set(slots)
+        if released:
+            self._release()
+        for address in departed & {*self._registered, *self.table.nodes}:
+            self._arrivals.remove(address)
+            self._lose(address)
+        if gained:  # slots that another process had: the chunks of its nodes are not known yet
             self._settled.clear()
-            self._registered, self._peers_of = {}, {}
+            self._registered, self._peers_of = set(), {}
             self._settle_at = time.monotonic() + REGISTRATION_WAIT_S
             if self._worker is None:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
-        for address in departed & set(self._registered):
-            self._registered.pop(address)
-            self._arrivals.remove(address)
-            self._peers_of.pop(address, None)
-            degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
-            self._upkeep.add(degraded)
-            if lost:
-                log.warning("%d objects were lost with the node at %s", len(lost), address)
-                self._drop_soon(lost)
         for address, node in self.table.nodes.items():
             node.leaving = address in self._leaving
         self._settle()
 
+    def _release(self) -> None:
+        """Forget the keys and the nodes of the slots that another process serves now. The other
+        nodes drop what they have of these keys, so that it never returns in place of what that
+        process stores.
+        """
+        elsewhere = {a for a in self.table.nodes if self._slot_of.get(a) not in self._slots}
+        for entry in [e for e in self.table.objects.values() if not self._serves(e.key)]:
+            self.table.remove(entry.key)
+            entry.at = {i: node for i, node in entry.at.items() if node not in elsewhere}
+            self._drop_soon([entry])
+        for address in elsewhere:
+            self._lose(address)
+
+    def _lose(self, address: str) -> None:
+        """Forget a node that has left, or belongs to another proxy."""
+        self._registered.discard(address)
+        self._slot_of.pop(address, None)
+        self._peers_of.pop(address, None)
+        degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
+        self._upkeep.add(degraded)
+        if lost:
+            log.warning("%d objects were lost with the node at %s", len(lost), address)
+            self._drop_soon(lost)
+
+    def _serves(self, key: str) -> bool:
+        """Return whether this process is the proxy of a key, or of the object of a copy."""
+        return self._ring.slot(original_of(key)) in self._slots
+
     def _settle(self) -> None:
         if self._settled.is_set() or not self._slots:
             return
-        if set(self._members) <= set(self._registered) or time.monotonic() >= self._settle_at:
+        if set(self._members) <= self._registered or time.monotonic() >= self._settle_at:
             self._drop_soon(self.table.settle())
             self._settled.set()
             self._upkeep.find_degraded(self.table)
@@ -243,12 +261,16 @@ class Proxy:
     ) -> dict[str, Any]:
         if not self._slots:
             raise CacheError("This node is no proxy.")
-        self._registered[address] = slot
+        self._registered.add(address)
+        self._slot_of[address] = slot
         now = time.monotonic()
         self._arrivals.add(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
-            inventory = msgspec.convert(objects, list[StoredObject])
+            every = msgspec.convert(objects, list[StoredObject])
+            inventory = [each for each in every if self._serves(each.key)]
+            # from when one process served the slots of both: it could replace what is newer
+            stale = [(address, h.key, h.version) for h in every if not self._serves(h.key)]
             degraded, lost = (
                 self.table.reconcile(address, inventory)
                 if address in self.table.nodes
@@ -258,14 +280,17 @@ class Proxy:
             self._drop_soon(lost)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
             self.table.nodes[address].leaving = leaving
-            stale = self.table.restore(address, inventory, self._settled.is_set())
+            stale += self.table.restore(address, inventory, self._settled.is_set())
         for node, key, version in stale:
             if node != address:
                 self._soon(self._mover.drop(node, [(key, version)]))
         if self._settled.is_set():
             self._upkeep.find_degraded(self.table)  # the new node brings room
         self._settle()
-        return {"drop": [(key, version) for node, key, version in stale if node == address]}
+        return {
+            "drop": [(key, version) for node, key, version in stale if node == address],
+            "served": slot in self._slots,
+        }
 
     def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
         if backup is not None:
@@ -275,7 +300,11 @@ class Proxy:
             node.prospect = self._arrivals.prospect(address, time.monotonic())
         peer = peer_of(self.table.nodes, address, backup, self._peers_of)
         self._peers_of[address] = peer
-        return {"registered": address in self._registered, "peer": peer}
+        return {
+            "registered": address in self._registered,
+            "peer": peer,
+            "served": self._slot_of.get(address) in self._slots,
+        }
 
     async def _ready(self, key: str = "") -> None:
         if not self._slots:
@@ -284,6 +313,11 @@ class Proxy:
             raise CacheError(f"The key {key!r} is reserved for the cache; use another.")
         if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
             raise CacheError(f"The key has more than {MAX_KEY_BYTES} bytes.")
+        if key and not self._serves(key):
+            raise Unavailable(
+                f"This node is not the proxy of {key!r}; ask for the topology again, and give all "
+                "nodes the same --proxies."
+            )
         if not self._settled.is_set():
             within_s = max(0.05, self._settle_at - time.monotonic())
             if not await happens(self._settled, within_s):

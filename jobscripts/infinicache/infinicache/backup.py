@@ -9,8 +9,9 @@ than p nodes. The copies need as much memory as the chunks. They do not count as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -63,6 +64,16 @@ class Backups:
     def __init__(self, capacity: int) -> None:
         self.store = ChunkStore(capacity)
         self._owned: dict[str, set[Chunk]] = {}
+        self._departed: list[str] = []
+        """Owners that have left, the first one first."""
+
+    def view(self, members: Sequence[str]) -> None:
+        """Set the current members. Chunks of an owner that has left may still be restored from
+        their copies, which are therefore kept until other copies need the memory.
+        """
+        self._departed = [owner for owner in self._departed if owner not in members]
+        known = {*members, *self._departed}
+        self._departed += [owner for owner in self._owned if owner not in known]
 
     def put(
         self,
@@ -75,8 +86,16 @@ class Backups:
         crc: int,
         body: Buffer = b"",
     ) -> dict[str, Any]:
-        """Store a copy of a chunk for its owner."""
-        self.store.put(key, version, msgspec.convert(shape, Shape), stripe, index, crc, body)
+        """Store a copy of a chunk for its owner. Raises Refusal as :meth:`ChunkStore.put`."""
+        form = msgspec.convert(shape, Shape)
+        while True:
+            try:
+                self.store.put(key, version, form, stripe, index, crc, body)
+                break
+            except Refusal as refusal:
+                if refusal.code != "full" or not self._departed:
+                    raise
+                self._forget(self._owned.pop(self._departed.pop(0)))
         self._owned.setdefault(owner, set()).add((key, version, stripe, index))
         return {}
 
@@ -88,10 +107,20 @@ class Backups:
             (str(key), int(version), int(stripe), int(index))
             for key, version, stripe, index in chunks
         }
-        for key, version, _, index in self._owned.get(owner, set()) - owned:
-            self.store.forget(key, version, index)
-        self._owned[owner] = self._owned.get(owner, set()) & owned
+        before = self._owned.get(owner, set())
+        self._owned[owner] = before & owned
+        self._forget(before - owned)
         return {}
+
+    def _forget(self, chunks: set[Chunk]) -> None:
+        """Drop copies, unless another owner has them: a chunk may have moved from one to the
+        other.
+        """
+        if not chunks:
+            return
+        kept = {(k, v, i) for owned in self._owned.values() for k, v, _, i in owned}
+        for key, version, index in {(k, v, i) for k, v, _, i in chunks} - kept:
+            self.store.forget(key, version, index)
 
 
 class BackupWriter:
@@ -108,7 +137,8 @@ class BackupWriter:
         """Copy new chunks to ``peer`` at a limited rate, and let it drop the copies of chunks that
         this node no longer has. Return the number of copied chunks.
         """
-        if peer != self.peer:
+        previous = self.peer
+        if peer != previous:
             self._done.clear()
         there, copied = self._store.chunks(), 0
         call = self._peers.at(peer).call
@@ -139,4 +169,7 @@ class BackupWriter:
             self.peer = peer
         except ConnectionLost:
             self.peer = None
+        if previous is not None and self.peer == peer != previous:
+            with contextlib.suppress(ConnectionLost, CallFailed):
+                await self._peers.at(previous).call("keep", owner=self._address, chunks=[])
         return copied

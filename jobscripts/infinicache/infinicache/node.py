@@ -159,6 +159,7 @@ class CacheNode:
         if self.slot is None and self.address in self._members:
             self.slot = self._members.index(self.address) % self._slots
         self._registered_at.intersection_update(self.proxies())
+        self.backups.view(self._members)
         self.proxy.view(
             self._members,
             self._leaving,

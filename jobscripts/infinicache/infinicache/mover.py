@@ -83,6 +83,16 @@ class Mover:
             async with time_limit(ANSWER_TIMEOUT_S):
                 await call
 
+    async def intact(self, node: str, key: str, version: int, indices: list[int]) -> set[int]:
+        """Return which of these chunks a node has undamaged; none if it does not answer."""
+        call = self._peers.at(node).call("check", key=key, version=version, indices=indices)
+        try:
+            async with time_limit(ANSWER_TIMEOUT_S):
+                answer, _ = await call
+        except (ConnectionLost, CallFailed, asyncio.TimeoutError):
+            return set()
+        return set(answer["intact"])
+
     async def drop(self, node: str, items: list[tuple[str, int]]) -> bool:
         """Let a node drop objects (key, version). Return whether it has answered."""
         try:

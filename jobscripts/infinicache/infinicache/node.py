@@ -114,6 +114,7 @@ class CacheNode:
                 "keep": self.backups.keep,
                 "drop": self._drop,
                 "forget": self._forget,
+                "check": self._check,
                 "pull": self._pull,
                 "topology": self._topology,
                 "health": self._health,
@@ -294,6 +295,10 @@ class CacheNode:
     def _forget(self, key: str, version: int, index: int) -> dict[str, Any]:
         self.store.forget(key, version, index)
         return {}
+
+    def _check(self, key: str, version: int, indices: list[int]) -> dict[str, Any]:
+        """Return which chunks of an object are here, undamaged."""
+        return {"intact": [i for i in indices if self.store.has_intact(key, version, i)]}
 
     def _topology(self) -> dict[str, Any]:
         return {"proxies": self.proxies(), "number": self.number, "members": list(self._members)}

@@ -64,15 +64,16 @@ class Proxies:
         self._ring = Ring(1)
 
     async def learn(self) -> None:
-        """Ask the members for the proxies, until one answers."""
-        failures = []
+        """Ask the members for the proxies, until one answers. Another cache may have the address of
+        a member that has left; it refuses the key.
+        """
+        failures, refusal = [], ""
         for address in dict.fromkeys([*self._contacts, *self.addresses]):
             try:
                 head, _ = await self.call(address, "topology")
             except KeyRefused as error:
-                raise CacheError(
-                    f"{error} Its key is that of its job: malletrain members JOB --key."
-                ) from None
+                refusal = f"{error} Its key is that of its job: malletrain members JOB --key."
+                continue
             except (ConnectionLost, CallFailed, Unavailable) as error:
                 failures.append(str(error))
                 continue
@@ -82,6 +83,8 @@ class Proxies:
                 self.addresses = head["proxies"]
                 self._contacts = list(dict.fromkeys([*head["members"], *self._contacts]))[:64]
                 return
+        if refusal:
+            raise CacheError(refusal)
         raise Unavailable(
             f"No member of the cache answers. {' '.join(dict.fromkeys(failures))[:300]}"
         )

@@ -503,24 +503,35 @@ class Proxy:
         }
 
     async def _report(self, key: str, version: int, bad: dict[int, str]) -> dict[str, Any]:
-        """Handle a client's report that it could not read chunks from nodes. The chunks are rebuilt
-        unless they have been moved meanwhile.
+        """Handle a client's report that it could not read chunks from nodes. Chunks that their
+        nodes do not have either are rebuilt unless they have been moved meanwhile. The others
+        stay: a client may be unable to read anything, such as one without descriptors.
         """
+        intact = await self._intact_of(key, version, bad)
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version or not entry.committed:
             return {}
         # All of the table at once: while nodes are waited for, another put may take the key.
-        wrong = [i for i, node in bad.items() if entry.at.get(i) == node]
+        wrong = [i for i, node in bad.items() if entry.at.get(i) == node and i not in intact]
         for index in wrong:
             self.table.set_chunk(entry, index, None)
         if entry.unrecoverable:
             self.table.lost += 1
             self._give_up(entry)
-        else:
+        elif wrong:
             self._upkeep.add([entry])
         for index in wrong:
             await self._mover.forget(bad[index], key, version, index)
         return {}
+
+    async def _intact_of(self, key: str, version: int, bad: Mapping[int, str]) -> set[int]:
+        """Return which of these chunks their nodes have undamaged."""
+        indices: dict[str, list[int]] = {}
+        for index, node in bad.items():
+            if node in self.table.nodes:
+                indices.setdefault(node, []).append(index)
+        checks = (self._mover.intact(node, key, version, of) for node, of in indices.items())
+        return set[int]().union(*await asyncio.gather(*checks))
 
     def _summary(self) -> dict[str, Any]:
         return {

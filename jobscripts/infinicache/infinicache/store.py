@@ -115,6 +115,14 @@ class ChunkStore:
             entry.used = time.time()
         return entry.chunks[stripe, index]
 
+    def has_intact(self, key: str, version: int, index: int) -> bool:
+        """Return whether chunk ``index`` of every stripe of an object is here, undamaged."""
+        entry = self._objects.get(key)
+        if entry is None or entry.version != version:
+            return False
+        chunks = [entry.chunks.get((s, index)) for s in range(len(entry.shape.stripes))]
+        return all(chunk is not None and isal.crc64(chunk[0]) == chunk[1] for chunk in chunks)
+
     def chunks(self) -> dict[tuple[str, int, int, int], Shape]:
         """Return (key, version, stripe, index) → shape of all chunks."""
         return {

@@ -6,7 +6,7 @@ import os
 import socket
 
 import pytest
-from infinicache import Cache, CacheError
+from infinicache import AsyncCache, Cache, CacheError, CacheNode, stripes
 from infinicache.client import as_bytes
 from infinicache.connection import Peers
 
@@ -102,6 +102,72 @@ def test_answers_of_other_requests_are_not_believed(monkeypatch):
                 node.server.handlers["get"] = other_answer
             assert await cache.get("a") is None
             assert await cache.get("b") is None
+
+    run(work)
+
+
+def test_a_client_that_can_read_nothing_takes_nothing_from_others(monkeypatch):
+    """As one without descriptors, or behind a wall: to it all chunks are lost."""
+
+    async def work(make):
+        pool = make(5)
+        async with pool.cache(code=(3, 1)) as cache, pool.cache() as other:
+            await cache.put("k", data(900))
+            before = await other.stat("k")
+            with monkeypatch.context() as patch:
+                patch.setattr(stripes, "is_chunk", lambda *_: False)  # its own check of chunks
+                assert await cache.get("k") is None
+            assert await other.stat("k") == before
+            assert await other.get("k") == data(900)
+            assert (await other.summary())[0]["lost"] == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize("damage", ["absent", "changed"])
+def test_of_the_chunks_that_a_client_cannot_read_those_that_are_bad_are_rebuilt(damage):
+    async def work(make):
+        pool = make(5)
+        async with pool.cache(code=(3, 1)) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(900))
+            there = await cache.stat("k")
+            for node in pool.nodes:
+                if node.address == there.nodes[1] and damage == "absent":
+                    node.store.forget("k", there.version, 1)
+                elif node.address == there.nodes[1]:
+                    chunk, _ = node.store.get("k", there.version, 0, 1)
+                    chunk[0] ^= 1
+            proxy = Peers(KEY)
+            await proxy.at(pool.nodes[0].address).call(
+                "report", key="k", version=there.version, bad=there.nodes
+            )
+            proxy.close()
+
+            async def repaired():
+                return (await cache.stat("k")).protection == 1
+
+            await until(repaired, "the bad chunk is rebuilt")
+            now = await cache.stat("k")
+            assert {i: now.nodes[i] for i in (0, 2, 3)} == {i: there.nodes[i] for i in (0, 2, 3)}
+            assert await cache.get("k") == data(900)
+
+    run(work)
+
+
+def test_another_cache_at_the_address_of_a_member_that_has_left_is_passed_over():
+    async def work(make):
+        pool = make(3)
+        other = CacheNode(MIB, b"another secret")
+        other.view([other.address])
+        known = [other.address, *(node.address for node in pool.nodes)]
+        async with AsyncCache(known, KEY) as cache:
+            await cache.put("k", b"x")
+            assert await cache.get("k") == b"x"
+        async with AsyncCache([other.address], KEY) as cache:
+            with pytest.raises(CacheError, match="Its key is that of its job"):
+                await cache.get("k")
+        await other.close()
 
     run(work)
 

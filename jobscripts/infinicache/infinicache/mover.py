@@ -25,6 +25,10 @@ from malletrain.waits import time_limit
 
 ANSWER_TIMEOUT_S = 2.0
 """Maximum time in which a node answers a request to forget or drop chunks, seconds."""
+MOVE_TIMEOUT_S = 90.0
+"""Maximum time of a move besides that of its bytes, seconds: two sources may not answer."""
+MIN_MOVE_BYTES_S = 5e6
+"""Minimum rate at which a node gets chunks, bytes per second."""
 log = logging.getLogger("infinicache")
 
 
@@ -34,6 +38,8 @@ class Mover:
     def __init__(self, peers: Peers, table: Callable[[], Table]) -> None:
         self._peers = peers
         self._table = table
+        self.undropped: dict[str, dict[str, int]] = {}
+        """Node → objects that it was to drop and has not answered about: key → version."""
         self.moved_bytes = {"repair": 0, "rebalance": 0, "drain": 0}
         """Purpose of a move → moved bytes."""
 
@@ -49,18 +55,22 @@ class Mover:
         ):
             return False
         sources = {i: a for i, a in entry.at.items() if a in self._table().nodes}
+        within_s = MOVE_TIMEOUT_S + move.bytes * entry.shape.d / MIN_MOVE_BYTES_S
         try:
-            answer, _ = await self._peers.at(move.target).call(
-                "pull",
-                key=move.key,
-                version=move.version,
-                shape=msgspec.to_builtins(entry.shape),
-                index=move.index,
-                sources=sources,
-                spare=entry.spare.get(move.index),
-            )
-        except (ConnectionLost, CallFailed) as error:
-            log.info("a chunk could not be moved (%s): %s", why, error)
+            async with time_limit(within_s):
+                answer, _ = await self._peers.at(move.target).call(
+                    "pull",
+                    key=move.key,
+                    version=move.version,
+                    shape=msgspec.to_builtins(entry.shape),
+                    index=move.index,
+                    sources=sources,
+                    spare=entry.spare.get(move.index),
+                )
+        except (ConnectionLost, CallFailed, asyncio.TimeoutError) as error:
+            log.info("a chunk could not be moved (%s): %s", why, error or f"in {within_s:.0f} s")
+            if entry.at.get(move.index) != move.target:  # it may have the chunk, or a part of it
+                await self.forget(move.target, move.key, move.version, move.index)
             return False
         self.moved_bytes[why] += answer["bytes"]
         current = self._table().objects.get(move.key)
@@ -99,8 +109,16 @@ class Mover:
             async with time_limit(ANSWER_TIMEOUT_S):
                 await self._peers.at(node).call("drop", items=items)
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
+            waiting = self.undropped.setdefault(node, {})
+            for key, version in items:
+                waiting[key] = max(version, waiting.get(key, 0))
             return False
         return True
+
+    async def drop_again(self, node: str) -> None:
+        """Let a node that is heard of again drop what it has not answered about."""
+        if items := self.undropped.pop(node, None):
+            await self.drop(node, [*items.items()])
 
 
 class Upkeep:

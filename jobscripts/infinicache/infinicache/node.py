@@ -26,8 +26,11 @@ from infinicache.proxy import Proxy
 from infinicache.store import ChunkStore, Refusal
 from infinicache.stripes import is_chunk
 from malletrain.streams.server import StreamServer
+from malletrain.waits import time_limit
 
 HEARTBEAT_S = 0.5
+SOURCE_TIMEOUT_S = 30.0
+"""Maximum time in which a node sends a chunk to another, seconds."""
 log = logging.getLogger("infinicache")
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -324,15 +327,22 @@ class CacheNode:
         else rebuilt from d other chunks. Return the number of transferred bytes.
         """
         form, moved = msgspec.convert(shape, Shape), 0
+        silent: set[str] = set()
         for stripe, length in enumerate(form.stripes):
             size = chunk_bytes(length, form.d)
             chunks: dict[int, Buffer] = {}
             todo = sorted(sources.items(), key=lambda source: source[0] != index)
             for source, address in [*([(index, spare)] if spare else []), *todo]:
+                if address in silent:
+                    continue
                 try:
-                    head, body = await self._peers.at(address).call(
-                        "get", key=key, version=version, stripe=stripe, index=source
-                    )
+                    async with time_limit(SOURCE_TIMEOUT_S):
+                        head, body = await self._peers.at(address).call(
+                            "get", key=key, version=version, stripe=stripe, index=source
+                        )
+                except asyncio.TimeoutError:  # such as a process that is stopped
+                    silent.add(address)
+                    continue
                 except (ConnectionLost, CallFailed):
                     continue
                 if is_chunk(head, body, (key, version, stripe, source), size):

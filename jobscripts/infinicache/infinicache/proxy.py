@@ -15,7 +15,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,7 +36,7 @@ from infinicache.hot import (
 )
 from infinicache.mover import Mover, Upkeep
 from infinicache.objects import MAX_KEY_BYTES, CacheError, StoredObject, Unavailable
-from infinicache.placement import NO_PROSPECT, Prospect, departure_groups_of
+from infinicache.placement import NodeArrivals
 from infinicache.proxies import Ring
 from infinicache.table import Table
 from malletrain.waits import happens
@@ -51,56 +50,7 @@ MAX_KNOWN_DELETIONS = 10_000
 MAX_PARALLEL_MOVES = 4
 IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
-
-JOIN_INTERVAL_S = 30.0
-"""Nodes that join within one interval of this length count as joined together, seconds."""
-
-
-@dataclass(frozen=True)
-class _Arrival:
-    name: str
-    at: float
-
-
-class NodeArrivals:
-    """The arrivals of a proxy's nodes, and the prospect of each node that follows from them. Times
-    are the caller's, in seconds.
-
-    The prospect is the daemon's forecast of how long a node stays. Without a forecast it is the
-    node's age: on every machine examined, gaps that have lasted long last longer, and the age was
-    nearly as informative as the true end (docs/infinicache.md).
-    """
-
-    def __init__(self) -> None:
-        self._came: dict[str, _Arrival] = {}
-        self._lasts: dict[str, tuple[float, float]] = {}
-
-    def add(self, address: str, name: str, age_s: float, now: float) -> None:
-        """Record that a process registers, which has run for ``age_s`` on the node called
-        ``name``.
-        """
-        self._came.setdefault(address, _Arrival(name, now - age_s))
-
-    def update_lifetimes(self, lasts: Mapping[str, float], now: float) -> None:
-        """Set the forecasts: address → seconds from ``now`` for which its node is expected to
-        stay.
-        """
-        self._lasts = {address: (lasts_s, now) for address, lasts_s in lasts.items()}
-
-    def remove(self, address: str) -> None:
-        """Forget a node that has left."""
-        self._came.pop(address, None)
-
-    def prospect(self, address: str, now: float) -> Prospect:
-        """Return the prospect of a node."""
-        arrival = self._came.get(address)
-        if arrival is None:
-            return NO_PROSPECT
-        lasts_s, reported_at = self._lasts.get(address, (now - arrival.at, now))
-        return Prospect(
-            max(0.0, lasts_s - (now - reported_at)),
-            departure_groups_of(arrival.name, f"{arrival.at // JOIN_INTERVAL_S:.0f}"),
-        )
+Handler = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Proxy:
@@ -152,19 +102,32 @@ class Proxy:
         """Requests to drop lost objects that nodes have not answered yet."""
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        """Return the requests that the proxy answers."""
-        return {
-            "register": self._register,
-            "beat": self._beat,
+        """Return the requests that the proxy answers. Those that change something go on to their
+        end if the caller is gone: half a change would leave memory that nobody counts.
+        """
+        changes = {
             "begin": self._begin,
             "commit": self._commit,
-            "find": self._find,
             "delete": self._delete,
             "report": self._report,
             "drain": self._drain,
+        }
+        return {
+            "register": self._register,
+            "beat": self._beat,
+            "find": self._find,
             "demand": self._demand,
             "summary": self._summary,
+            **{name: self._to_its_end(handle) for name, handle in changes.items()},
         }
+
+    def _to_its_end(self, handle: Handler) -> Handler:
+        async def handle_wholly(*values: Any, **arguments: Any) -> Any:
+            task = self._soon(handle(*values, **arguments))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return await asyncio.shield(task)
+
+        return handle_wholly
 
     def close(self) -> None:
         """Stop the background work."""
@@ -231,6 +194,7 @@ class Proxy:
         self._registered.discard(address)
         self._slot_of.pop(address, None)
         self._peers_of.pop(address, None)
+        self._mover.undropped.pop(address, None)
         degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
         self._upkeep.add(degraded)
         if lost:
@@ -296,6 +260,8 @@ class Proxy:
         if backup is not None:
             self.backup_of[address] = backup
         self._settle()
+        if address in self._mover.undropped:
+            self._soon(self._mover.drop_again(address))
         if (node := self.table.nodes.get(address)) is not None:
             node.prospect = self._arrivals.prospect(address, time.monotonic())
         peer = peer_of(self.table.nodes, address, backup, self._peers_of)
@@ -553,17 +519,18 @@ class Proxy:
         before, todo = self._mover.moved_bytes["drain"], deque(moves.drain(self.table, address))
 
         async def move_next() -> None:
-            while todo and address in self.table.nodes:
+            while todo and (node := self.table.nodes.get(address)) is not None and node.leaving:
                 await self._mover.carry_out(todo.popleft(), "drain")
 
         await asyncio.gather(*(move_next() for _ in range(MAX_PARALLEL_MOVES)))
         return {"bytes": self._mover.moved_bytes["drain"] - before}
 
-    def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _soon(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start ``work`` without waiting for it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _work(self) -> None:
         """Repair and rebalance within the rate limit, and give up unfinished puts."""

@@ -1,0 +1,152 @@
+"""What is interrupted, by a client that dies or a node that does not answer, leaves no memory that
+nobody counts, and stops nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from infinicache import node as cache_node
+from infinicache import proxy
+from infinicache.connection import Peers
+from infinicache.objects import CacheError
+
+from tests.jobscripts.infinicache.pool import KEY, data, heard, run, until, whole
+from tests.jobscripts.infinicache.test_races import account, delayed
+
+
+def stored(pool):
+    """(address, key, index) of all chunks on nodes."""
+    return {
+        (node.address, key, index)
+        for node in pool.nodes
+        for key, _, _, index in node.store.chunks()
+    }
+
+
+def placed(pool):
+    """(address, key, index) of all chunks in the proxy's table."""
+    objects = pool.nodes[0].proxy.table.objects
+    return {(node, e.key, index) for e in objects.values() for index, node in e.at.items()}
+
+
+@pytest.mark.parametrize("how", ["the client dies", "the request is cancelled"])
+def test_a_put_that_is_interrupted_while_it_evicts_leaves_nothing(monkeypatch, how):
+    async def work(make):
+        pool = make(3, capacity=1000)
+        async with pool.cache(code=(2, 1)) as cache:
+            await heard(cache, pool)
+            for i in range(2):
+                await cache.put(f"k{i}", data(900, i))
+            begun, go = delayed(pool, "drop")
+            client = Peers(KEY)
+            put = asyncio.ensure_future(
+                client.at(pool.nodes[0].address).call(
+                    "begin", key="new", size=900, code=[2, 1], stripe_bytes=900
+                )
+            )
+            await begun.wait()
+            if how == "the client dies":
+                client.close()
+            else:
+                put.cancel()
+            await asyncio.gather(put, return_exceptions=True)
+            await cache.stat("k0")  # the proxy has heard of it
+            with monkeypatch.context() as patch:
+                patch.setattr(proxy, "MAX_PUT_S", 0.0)
+                go.set()
+
+                async def given_up():
+                    return "new" not in pool.nodes[0].proxy.table.objects
+
+                await until(given_up, "the put is given up")
+
+            async def counted():
+                return stored(pool) == placed(pool)
+
+            await until(counted, "what was evicted is dropped")
+            account(pool)
+            client.close()
+
+    run(work)
+
+
+def test_what_a_node_did_not_drop_is_dropped_when_it_is_heard_of():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 1)) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(900))
+            other, refused = pool.nodes[1], []
+            drop = other.server.handlers["drop"]
+
+            def refusing(items):
+                if not refused:
+                    refused.append(items)
+                    raise CacheError("not now")
+                return drop(items)
+
+            other.server.handlers["drop"] = refusing
+            assert await cache.delete("k")
+            assert refused
+
+            async def dropped():
+                return not stored(pool)
+
+            await until(dropped, "the node drops it")
+
+    run(work)
+
+
+def test_a_move_that_fails_leaves_no_part_of_a_chunk():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 0), stripe_bytes=500) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(1000))
+            leaver = next(n for n in pool.nodes[1:] if n.store.chunks())
+            get = leaver.server.handlers["get"]
+
+            def failing(key, version, stripe, index):
+                if stripe == 1:
+                    raise CacheError("not this one")
+                return get(key, version, stripe, index)
+
+            leaver.server.handlers["get"] = failing
+            pool.announce((leaver,))
+            assert await leaver.drain() == 0
+
+            async def counted():
+                return stored(pool) == placed(pool)
+
+            await until(counted, "the other node has no part of it")
+            account(pool)
+
+    run(work)
+
+
+def test_a_node_that_is_stopped_stops_no_repair(monkeypatch):
+    """As a process that Slurm suspends: its connections stay open."""
+    monkeypatch.setattr(cache_node, "SOURCE_TIMEOUT_S", 0.05)
+
+    async def work(make):
+        pool = make(6)
+        async with pool.cache(code=(2, 2)) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(900))
+            at = (await cache.stat("k")).nodes
+            by_address = {node.address: node for node in pool.nodes}
+            lost = next(i for i, address in at.items() if address != pool.nodes[0].address)
+            stopped = next(i for i in at if i != lost and at[i] != pool.nodes[0].address)
+            never = asyncio.Event()
+
+            async def silent(**arguments):
+                await never.wait()
+
+            by_address[at[stopped]].server.handlers["get"] = silent
+            await pool.lose(by_address[at[lost]])
+            await whole(cache, 5)
+            assert (await cache.stat("k")).protection == 2
+
+    run(work)

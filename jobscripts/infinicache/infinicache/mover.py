@@ -25,6 +25,8 @@ from malletrain.waits import time_limit
 
 ANSWER_TIMEOUT_S = 2.0
 """Maximum time in which a node answers a request to forget or drop chunks, seconds."""
+REPAIR_INTERVAL_S = 10.0
+"""Time between two tries of repairs that have failed, seconds."""
 MOVE_TIMEOUT_S = 90.0
 """Maximum time of a move besides that of its bytes, seconds: two sources may not answer."""
 MIN_MOVE_BYTES_S = 5e6
@@ -128,9 +130,12 @@ class Upkeep:
         self._mover = mover
         self._drop = drop
         self._waiting: deque[str] = deque()
+        self._failed: dict[str, None] = {}
+        """Objects whose repair has failed."""
+        self._again_at = 0.0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._failed)
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Queue degraded objects for repair."""
@@ -141,10 +146,14 @@ class Upkeep:
         degraded = [e for e in table.objects.values() if e.protection < e.shape.p]
         self._waiting = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
 
-    async def one_piece(self, table: Table) -> int:
-        """Repair one object; if none waits, move one chunk. Return the number of transferred
-        bytes.
+    async def one_piece(self, table: Table, now: float) -> int:
+        """Repair one object; if none waits, move one chunk. Repairs that have failed are tried
+        again every :data:`REPAIR_INTERVAL_S` seconds. Return the number of transferred bytes.
+        ``now``: seconds.
         """
+        if self._failed and now >= self._again_at:
+            self._waiting.extend(self._failed)
+            self._failed, self._again_at = {}, now + REPAIR_INTERVAL_S
         while self._waiting:
             entry = table.objects.get(self._waiting.popleft())
             if entry is None or not entry.committed:
@@ -164,6 +173,8 @@ class Upkeep:
             copied = move.source is not None or move.index in entry.spare
             if await self._mover.carry_out(move, "repair"):
                 done += move.bytes * (1 if copied else entry.shape.d)
+            elif table.objects.get(entry.key) is entry:
+                self._failed[entry.key] = None
         if todo and entry.protection < 0 and table.objects.get(entry.key) is entry:
             table.remove(entry.key)  # its backups are missing or too old
             table.lost += 1

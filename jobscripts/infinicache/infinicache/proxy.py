@@ -44,7 +44,9 @@ from malletrain.waits import happens
 REGISTRATION_WAIT_S = 3.0
 """Maximum time for which a new proxy waits for members that have not registered, seconds."""
 MAX_PUT_S = 60.0
-"""Time after which an unfinished put is given up, seconds."""
+"""Time after which an unfinished put is given up, besides that of its bytes, seconds."""
+MIN_PUT_BYTES_S = 5e6
+"""Minimum rate at which a client puts an object, bytes per second."""
 MAX_KNOWN_DELETIONS = 10_000
 """Maximum number of keys whose deletion is remembered."""
 MAX_PARALLEL_MOVES = 4
@@ -88,7 +90,8 @@ class Proxy:
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
         self.read_load = ReadLoad()
-        self._writing: dict[str, float] = {}
+        self._writing: dict[str, tuple[float, int]] = {}
+        """Key of an unfinished put → when it began (time.monotonic), and its size in bytes."""
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks, as the node says."""
         self._peers_of: dict[str, str | None] = {}
@@ -332,7 +335,7 @@ class Proxy:
                 )
             finally:
                 await self._drop(evicted)
-            self._writing[key] = time.monotonic()
+            self._writing[key] = time.monotonic(), size
         if not copy:
             taken = entry.shape.share * entry.shape.code.n
             self.demand.write(key, size, taken, time.monotonic())
@@ -548,10 +551,13 @@ class Proxy:
         self._settle()
         if not self._settled.is_set():
             return 0
+        now = time.monotonic()
         for key in [
-            k for k, began in self._writing.items() if time.monotonic() - began > MAX_PUT_S
+            k
+            for k, (began, size) in self._writing.items()
+            if now - began > MAX_PUT_S + size / MIN_PUT_BYTES_S
         ]:
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
                 self._give_up(entry)
-        return await self._upkeep.one_piece(self.table)
+        return await self._upkeep.one_piece(self.table, now)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from infinicache import mover, proxy
 from infinicache import node as cache_node
-from infinicache import proxy
 from infinicache.connection import Peers
 from infinicache.objects import CacheError
 
@@ -122,6 +122,65 @@ def test_a_move_that_fails_leaves_no_part_of_a_chunk():
 
             await until(counted, "the other node has no part of it")
             account(pool)
+
+    run(work)
+
+
+def test_a_repair_that_fails_is_tried_again(monkeypatch):
+    """No node joins, and none is lost."""
+    monkeypatch.setattr(mover, "REPAIR_INTERVAL_S", 0.1)
+
+    async def work(make):
+        pool = make(5)
+        async with pool.cache(code=(2, 1)) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(900))
+            at = (await cache.stat("k")).nodes
+            failed = []
+            for other in pool.nodes:
+                pull = other.server.handlers["pull"]
+
+                async def failing(pull=pull, **arguments):
+                    if len(failed) < 3:
+                        failed.append(arguments)
+                        raise CacheError("not now")
+                    return await pull(**arguments)
+
+                other.server.handlers["pull"] = failing
+            lost = next(n for n in pool.nodes[1:] if n.address in at.values())
+            await pool.lose(lost)
+            await whole(cache, 4)
+            assert len(failed) == 3
+            assert (await cache.stat("k")).protection == 1
+
+    run(work)
+
+
+def test_a_put_that_takes_long_for_its_size_is_not_given_up(monkeypatch):
+    monkeypatch.setattr(proxy, "MAX_PUT_S", 0.0)
+    monkeypatch.setattr(proxy, "MIN_PUT_BYTES_S", 1e-3)
+    looked = asyncio.Event()
+    one_piece = mover.Upkeep.one_piece
+
+    async def noted(*arguments):
+        looked.set()
+        return await one_piece(*arguments)
+
+    monkeypatch.setattr(mover.Upkeep, "one_piece", noted)
+
+    async def work(make):
+        pool = make(3)
+
+        async def pieces():
+            yield data(400)
+            for _ in range(2):  # the proxy has looked for puts that have died
+                looked.clear()
+                await looked.wait()
+            yield data(500)
+
+        async with pool.cache(code=(2, 1)) as cache:
+            await cache.put_stream("k", 900, pieces())
+            assert await cache.get("k") == data(400) + data(500)
 
     run(work)
 

@@ -352,6 +352,7 @@ def test_bad_options_are_refused_with_a_sentence(run, argv, says):
         ("node,gpus\ng1\n", "line 2: There are 1 columns instead of 2"),
         ("g1 4\n", "line 1: The first line has to name the columns node, gpus"),
         ("node,gpus\n", "The file has no host"),
+        ("node,gpus\na.site.org,4\n", "line 2: a.site.org is called a in the log"),
         ('{"nodes": 3}', "This is no output of 'pbsnodes -a -F json'"),
     ],
 )

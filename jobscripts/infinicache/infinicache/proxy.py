@@ -113,12 +113,12 @@ class Proxy:
             "commit": self._commit,
             "delete": self._delete,
             "report": self._report,
-            "drain": self._drain,
         }
         return {
             "register": self._register,
             "beat": self._beat,
             "find": self._find,
+            "drain": self._drain,
             "demand": self._demand,
             "summary": self._summary,
             **{name: self._to_its_end(handle) for name, handle in changes.items()},
@@ -234,10 +234,12 @@ class Proxy:
         self._arrivals.add(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
-            every = msgspec.convert(objects, list[StoredObject])
-            inventory = [each for each in every if self._serves(each.key)]
-            # from when one process served the slots of both: it could replace what is newer
-            stale = [(address, h.key, h.version) for h in every if not self._serves(h.key)]
+            inventory = []
+            for stored in msgspec.convert(objects, list[StoredObject]):
+                if self._serves(stored.key):
+                    inventory.append(stored)
+                else:  # from when one process served both slots: it could replace what is newer
+                    stale.append((address, stored.key, stored.version))
             degraded, lost = (
                 self.table.reconcile(address, inventory)
                 if address in self.table.nodes
@@ -518,12 +520,14 @@ class Proxy:
         await self._ready()
         if address in self.table.nodes:
             self.table.nodes[address].leaving = True
-        await self._drop(moves.make_room_for_leavers(self.table))
+        # A drain may be cancelled, what it has begun may not.
+        await asyncio.shield(self._soon(self._drop(moves.make_room_for_leavers(self.table))))
         before, todo = self._mover.moved_bytes["drain"], deque(moves.drain(self.table, address))
 
         async def move_next() -> None:
-            while todo and (node := self.table.nodes.get(address)) is not None and node.leaving:
-                await self._mover.carry_out(todo.popleft(), "drain")
+            while todo and address in self.table.nodes:
+                work = self._mover.carry_out(todo.popleft(), "drain")
+                await asyncio.shield(self._soon(work))
 
         await asyncio.gather(*(move_next() for _ in range(MAX_PARALLEL_MOVES)))
         return {"bytes": self._mover.moved_bytes["drain"] - before}

@@ -126,6 +126,49 @@ def test_a_move_that_fails_leaves_no_part_of_a_chunk():
     run(work)
 
 
+def test_a_drain_that_is_cancelled_ends_the_move_that_it_has_begun():
+    """The leaver stays after all, and the chunk may be at the other node already."""
+
+    async def work(make):
+        pool = make(4)
+        async with pool.cache(code=(2, 1)) as cache:
+            await heard(cache, pool)
+            for i in range(30):
+                await cache.put(f"k{i}", data(900, i))
+            leaver = pool.nodes[-1]
+            begun, go = asyncio.Event(), asyncio.Event()
+            for other in pool.nodes:
+                pull = other.server.handlers["pull"]
+
+                async def slow(pull=pull, **arguments):
+                    answer = await pull(**arguments)
+                    begun.set()
+                    await go.wait()
+                    return answer
+
+                other.server.handlers["pull"] = slow
+            before = len(leaver.store.chunks())
+            pool.announce((leaver,))
+            draining = asyncio.ensure_future(leaver.drain())
+            await begun.wait()
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+            pool.announce()
+            await cache.stat("k0")  # the proxy has heard of it
+            go.set()
+
+            async def counted():
+                return stored(pool) == placed(pool)
+
+            await until(counted, "each chunk is where the proxy says")
+            account(pool)
+            assert len(leaver.store.chunks()) >= before - proxy.MAX_PARALLEL_MOVES, "it stopped"
+            for i in range(30):
+                assert await cache.get(f"k{i}") == data(900, i)
+
+    run(work)
+
+
 def test_a_repair_that_fails_is_tried_again(monkeypatch):
     """No node joins, and none is lost."""
     monkeypatch.setattr(mover, "REPAIR_INTERVAL_S", 0.1)

@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,6 +50,10 @@ DEFAULT_MEMORY = "25%"
 REPORT_INTERVAL_S = 2.0
 """Time between two reports of the counts to the agent, seconds."""
 MAX_NAME = 200
+CHECKED_SAMPLES, CHECK_S = 8, 1.0
+"""How many samples are read twice before a data set is first cached on a node, and for how long at
+most, seconds: whether they are the same each time.
+"""
 
 
 class DataCache:
@@ -127,6 +132,14 @@ class DataCache:
         self._identity = DataSetIdentity(name, self._length, first)
         try:
             folder = private_data_folder(data_folder())
+            is_new = not (folder / file_name(name)).exists()
+            varying = self._varying_sample(first) if is_new else None
+            if varying is not None:
+                self._say_uncached(
+                    f"sample {varying} differs when it is read again. If the data set applies "
+                    "random augmentations, move them to DataCache(transform=...)."
+                )
+                return
             store = attach(folder, self._identity, max_bytes)
         except OtherDataSetError:
             raise
@@ -154,6 +167,23 @@ class DataCache:
         self._folder, self._store = folder, store
         self._counts = SharedCounts(folder)
         atexit.register(_at_exit, weakref.ref(self), os.getpid())
+
+    def _varying_sample(self, first: int) -> int | None:
+        """Return a sample that is not the same each time, of a few at the beginning: augmentations
+        that are made once and kept are none. None if there is none. ``first``: check sum of
+        sample 0.
+        """
+        began = time.monotonic()
+        for sample in range(min(CHECKED_SAMPLES, self._length)):
+            try:
+                before = first if sample == 0 else check_sum(sample, pack(self._dataset[sample]))
+                if check_sum(sample, pack(self._dataset[sample])) != before:
+                    return sample
+            except Exception:  # what the sample's reader sees; it is not needed here
+                return None
+            if time.monotonic() - began > CHECK_S:
+                break
+        return None
 
     def _say_uncached(self, reason: str) -> None:
         tell(f"The data set {self._identity.name!r} is read without a cache: {reason}")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import malletrain
 from benchmarks.hit_ratios import pooled_hits
 from malletrain import DataCache, ElasticSampler, ImportanceSampler
+from malletrain.datacache import cache as cache_module
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import store as store_module
 from malletrain.datacache.reader import SampleReader, owners
@@ -229,15 +230,51 @@ def test_samples_that_cannot_be_packed_are_named(site, capfd):
     assert cache.counts().unpacked == 2
 
 
-def test_random_augmentation_in_the_data_set_is_told_and_not_frozen(site, capfd):
-    class Random(Images):
-        def __getitem__(self, index):
-            return torch.rand(3), index
+class Augmented(Images):
+    """Samples from one on are another each time."""
 
-    site.cache("n1", Random())
-    cache = site.cache("n1", Random())
-    assert "move them to DataCache(transform=...)" in capfd.readouterr().err
+    def __init__(self, steady: int) -> None:
+        super().__init__()
+        self._steady = steady
+
+    def __getitem__(self, index):
+        return torch.rand(3) if index >= self._steady else torch.zeros(3), index
+
+
+@pytest.mark.parametrize("steady", [0, 1, 7])
+def test_random_augmentation_in_the_data_set_is_told_and_not_frozen(site, capfd, steady):
+    """Also by the first process, which could compare with no other."""
+    cache = site.cache("n1", Augmented(steady))
+    output = capfd.readouterr().err
+    assert f"sample {steady} differs when it is read again" in output
+    assert "move them to DataCache(transform=...)" in output
     assert not cache.cached
+    assert not torch.equal(cache[9][0], cache[9][0])
+
+
+def test_samples_that_differ_from_those_in_memory_are_told(site, capfd):
+    assert site.cache("n1", Images()).cached
+    cache = site.cache("n1", Augmented(0))
+    assert "sample 0 differs from the one that the cache" in capfd.readouterr().err
+    assert not cache.cached
+
+
+def test_a_data_set_that_is_slow_to_read_is_read_twice_for_a_moment_only(site, monkeypatch):
+    monkeypatch.setattr(cache_module, "CHECK_S", -1.0)
+    assert site.cache("n1", Augmented(1)).cached, "only sample 0 was read again"
+
+
+def test_a_sample_that_cannot_be_read_fails_when_it_is_needed(site):
+    class Broken(Images):
+        def __getitem__(self, index):
+            if index == 3:
+                raise OSError("a damaged file")
+            return super().__getitem__(index)
+
+    cache = site.cache("n1", Broken())
+    right([cache[4]], [4])
+    with pytest.raises(OSError, match="a damaged file"):
+        cache[3]
 
 
 def test_a_folder_of_another_user_trains_uncached(site, monkeypatch, capfd):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
@@ -190,6 +191,7 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
             "data": fields.source,
             "height": fields.height,
             "spacing": fields.spacing,
+            "days": ",".join(map(str, np.unique(fields.days))),
         }
         checkpoint.save(path, method, average.module, facts)
         say(f"wrote {path}")

@@ -378,10 +378,31 @@ def test_a_model_of_another_spacing_is_named(tmp_path, model, capsys):
         wide.to_netcdf(tmp_path / "wide.nc")
     words = ("--model", model, "--members", 1, "--part", "all", "--data")
     run("sample", tmp_path / "same", *words, tmp_path / "near.nc")
-    assert "note:" not in capsys.readouterr().out
+    assert "trained on points" not in capsys.readouterr().out
     run("sample", tmp_path / "other", *words, tmp_path / "wide.nc")
     note = "trained on points every 2000 m, and these fields have one every 6000 m"
     assert note in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "trained_days"),
+    [
+        (("--test-day", "2021-03-04"), None),
+        ((), "1 of these 1 days (2021-03-06)"),
+        (("--part", "all"), "2 of these 3 days (2021-03-05, 2021-03-06)"),
+        (("--part", "train"), None),
+    ],
+)
+def test_days_of_the_training_are_no_test(tmp_path, capsys, words, trained_days):
+    """The last quarter of the days is sampled by default; another day was held out."""
+    data = file_of(tmp_path / "wind.nc", days=3)
+    model = tmp_path / "run" / "model.safetensors"
+    run("train", tmp_path / "run", *TINY, "--steps", 1, "--data", data,
+        "--test-day", "2021-03-04")  # fmt: skip
+    run("sample", tmp_path / "drawn", "--model", model, "--members", 1, "--data", data, *words)
+    output_text = capsys.readouterr().out
+    assert ("scores of these are no test" in output_text) == (trained_days is not None)
+    assert trained_days is None or f"trained on {trained_days}" in output_text
 
 
 def test_coarse_fields_need_no_terrain(tmp_path, model):

@@ -162,7 +162,7 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
                 "" if job is None else row[job],
                 *_slurm_times(row[submit], row[start], row[end]),
                 listed,
-                0 if counted is None or listed not in _NO_NODES else _count(row[counted]),
+                0 if counted is None or listed else _count(row[counted]),
                 "" if tres is None else row[tres],
             )
         except WorkloadError as error:
@@ -224,7 +224,8 @@ def _wrong_length(row: list[str], header: list[str], line: str) -> str:
     return f"There are {len(row)} columns instead of {len(header)}; {why}"
 
 
-_NO_NODES = ("", "None assigned")
+NO_NODE = "None assigned"
+"""The NodeList of a job that never had a node."""
 
 
 @lru_cache(maxsize=65536)
@@ -232,7 +233,7 @@ def _node_names(listed: str) -> tuple[str, ...]:
     """Return the names of nodes in a NodeList. Equal names are one object, because a log has few
     names and many lists.
     """
-    return () if listed in _NO_NODES else tuple(map(sys.intern, expand(listed)))
+    return () if listed in ("", NO_NODE) else tuple(map(sys.intern, expand(listed)))
 
 
 def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
@@ -244,7 +245,7 @@ def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
         try:
             if job.get("cluster"):
                 _require_one_cluster(clusters, str(job["cluster"]))
-            times = job["time"]
+            times, listed = job["time"], job.get("nodes") or ""
             tres = (
                 f"{entry['type']}{'/' if entry.get('name') else ''}{entry.get('name') or ''}="
                 f"{_json_number(entry.get('count')):.0f}"
@@ -256,8 +257,8 @@ def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
                 _json_number(times["submission"]) or None,
                 _json_number(times["start"]) or None,
                 _json_number(times["end"]) or None,
-                job.get("nodes") or "",
-                int(_json_number(job.get("allocation_nodes"))),
+                listed,
+                0 if listed == NO_NODE else int(_json_number(job.get("allocation_nodes"))),
                 ",".join(tres),
             )
         except WorkloadError as error:

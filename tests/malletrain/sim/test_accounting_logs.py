@@ -476,6 +476,26 @@ def test_jobs_of_two_clusters_are_not_one_machine(tmp_path):
         read_sacct(write(tmp_path, "\n".join(rows) + "\n"))
 
 
+def test_a_job_that_was_assigned_no_node_held_none(tmp_path):
+    """As the origin of a job of a federation that another cluster ran (REVOKED), whose times are
+    those of the job. Without a NodeList nothing says so.
+    """
+    times = "2024-01-01T00:00:00|2024-01-01T00:10:00|2024-01-01T01:10:00"
+    text = f"JobID|Submit|Start|End|State|NNodes|NodeList\n1|{times}|REVOKED|2|None assigned\n"
+    text += f"2|{times}|COMPLETED|1|n1\n3|{times}|COMPLETED|4|\n"
+    log = read_sacct(write(tmp_path, text))
+    expected = [(1, ("n1",)), (4, ())]
+    assert [(job.nodes, job.names) for job in log.jobs] == expected
+    assert log.skipped == 1
+    moments = [each.rpartition(":")[0] for each in times.split("|")]
+    jobs = [
+        json_job(job, *moments, nodes, count, "cpu=1", True)
+        for job, nodes, count in ((1, "None assigned", 2), (2, "n1", 1), (3, "", 4))
+    ]
+    log = read_sacct(write(tmp_path, json.dumps({"jobs": jobs})))
+    assert [(job.nodes, job.names) for job in log.jobs] == expected
+
+
 def test_jobs_of_two_clusters_in_json_are_not_one_machine(tmp_path):
     """sacct --json names the cluster of each job."""
 

@@ -284,15 +284,20 @@ class Proxy:
             raise CacheError(f"The key {key!r} is reserved for the cache; use another.")
         if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
             raise CacheError(f"The key has more than {MAX_KEY_BYTES} bytes.")
+        self._require_served(key)
+        if not self._settled.is_set():
+            within_s = max(0.05, self._settle_at - time.monotonic())
+            if not await happens(self._settled, within_s):
+                self._settle()
+            self._require_served(key)
+
+    def _require_served(self, key: str) -> None:
+        """Raise Unavailable if another process is the proxy of this key, by now."""
         if key and not self._serves(key):
             raise Unavailable(
                 f"This node is not the proxy of {key!r}; ask for the topology again, and give all "
                 "nodes the same --proxies."
             )
-        if not self._settled.is_set():
-            within_s = max(0.05, self._settle_at - time.monotonic())
-            if not await happens(self._settled, within_s):
-                self._settle()
 
     # --- objects ---
 
@@ -329,6 +334,7 @@ class Proxy:
                 await self._invalidate(key)
             if self._drops:
                 await asyncio.wait(self._drops)
+            self._require_served(key)  # nodes were waited for
             version = max(self.table.newest + 1, time.time_ns())
             evicted: list[Entry] = []
             try:
@@ -459,6 +465,7 @@ class Proxy:
         await self._ready(key)
         self.demand.forget(key)
         async with self._lock(key):
+            self._require_served(key)
             self._deleted.pop(key, None)
             self._deleted[key] = time.monotonic()
             while len(self._deleted) > MAX_KNOWN_DELETIONS:

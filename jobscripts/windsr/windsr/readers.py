@@ -26,8 +26,8 @@ def read(path: Path, options: Options | None = None) -> Fields:
     options = options or Options()
     if path.is_dir():
         raise WindsrError(
-            f"{path} is a folder, and windsr reads files ({', '.join(READERS)}). Write a Zarr store "
-            "as NetCDF first (xarray's open_zarr and to_netcdf)."
+            f"{path} is a folder, and windsr reads files ({', '.join(READERS)}). Write a Zarr "
+            "store as NetCDF first (xarray's open_zarr and to_netcdf)."
         )
     if not path.is_file():
         raise WindsrError(f"There is no file {path}.")

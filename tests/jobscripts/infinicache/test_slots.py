@@ -14,6 +14,7 @@ from infinicache.proxies import Ring
 from infinicache.proxy import Proxy
 
 from tests.jobscripts.infinicache.pool import KEY, data, heard, run
+from tests.jobscripts.infinicache.test_races import delayed
 
 
 def key_of(slot, slots=2):
@@ -95,6 +96,35 @@ def test_a_client_that_knows_an_earlier_proxy_does_not_write_past_the_others():
             assert await early.get(key) == b"3"
             assert await early.delete(key)
             assert await late.get(key) is None
+
+    run(work)
+
+
+@pytest.mark.parametrize("change", ["put", "delete"])
+def test_a_slot_that_moves_while_nodes_are_waited_for_takes_the_change_along(change):
+    async def work(make):
+        pool, key = make(2, proxies=2), key_of(1)
+        first, second = pool.nodes
+        pool.announce((second,))
+        async with pool.cache() as cache, pool.cache() as other:
+            await heard(cache, pool)
+            await cache.put(key, b"old")
+            begun, go = delayed(pool, "drop")
+            blocking = asyncio.ensure_future(cache.put(key, b"between"))
+            await begun.wait()
+            changing = asyncio.ensure_future(
+                other.put(key, b"new") if change == "put" else other.delete(key)
+            )
+            await other.stat(key)  # the other request waits behind the first one
+            pool.announce()
+            go.set()
+            await asyncio.gather(blocking, changing, return_exceptions=True)
+            assert key not in first.proxy.table.objects
+            values = [await each.get(key) for each in (cache, other, cache)]
+            assert len(set(map(bytes, filter(None, values)))) <= 1
+            assert await cache.put(key, b"last")
+            assert await other.get(key) == b"last"
+            assert not any(k == key for k, *_ in first.store.chunks())
 
     run(work)
 

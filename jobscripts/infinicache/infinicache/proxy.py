@@ -228,6 +228,8 @@ class Proxy:
     ) -> dict[str, Any]:
         if not self._slots:
             raise CacheError("This node is no proxy.")
+        if slot not in self._slots and address in self.table.nodes:
+            self._lose(address)  # another process has its address, such as by --port
         self._registered.add(address)
         self._slot_of[address] = slot
         now = time.monotonic()

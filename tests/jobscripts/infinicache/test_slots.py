@@ -78,6 +78,19 @@ def test_a_proxy_that_gives_a_slot_back_forgets_its_nodes():
     asyncio.run(within_loop(work))
 
 
+def test_another_process_at_the_address_of_a_node_may_have_another_slot():
+    """As with --port: it is started again, and has the slot of its place among the members."""
+
+    def work(proxy, register):
+        proxy.view(["a", "b"], (), (0,), {})
+        register(0, "a", "b")
+        register(1, "b")
+        assert set(proxy.table.nodes) == {"a"}
+        assert proxy.handlers()["beat"](address="b", number=1)["registered"]
+
+    asyncio.run(within_loop(work))
+
+
 def test_a_client_that_knows_an_earlier_proxy_does_not_write_past_the_others():
     """The second node is leaving and stays: for a while the first one served its slot too."""
 

@@ -120,6 +120,8 @@ class Proxies:
                 if error.code != "unavailable" or op == "commit" or time.monotonic() > deadline:
                     raise _RAISES.get(error.code, CacheError)(str(error)) from None
                 last: Exception = error
+                # The member that named this proxy may have heard of no change for long.
+                self._contacts.append(self._contacts.pop(0))
             except (ConnectionLost, Unavailable) as error:
                 if op == "commit" or time.monotonic() > deadline:
                     raise Unavailable(str(error)) from None

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from infinicache import proxies
-from infinicache.connection import ConnectionLost
+from infinicache.connection import CallFailed, ConnectionLost
 from infinicache.objects import Unavailable
 from infinicache.proxies import Proxies
 
@@ -76,3 +76,35 @@ def test_the_pauses_before_a_request_is_repeated_grow_and_are_bounded(monkeypatc
     assert pauses[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0])
     assert set(pauses[5:]) == {1.0}
     assert sum(pauses) <= TIMEOUT_S
+
+
+class PeersWithAnOldMember(SilentPeers):
+    """The first member names a proxy that is none any more."""
+
+    def __init__(self, address: str = "") -> None:
+        self._address = address
+
+    def at(self, address: str) -> PeersWithAnOldMember:
+        return PeersWithAnOldMember(address)
+
+    async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        if op == "topology":
+            proxy = "former:1" if self._address == "old:1" else "proxy:1"
+            return {"proxies": [proxy], "members": ["old:1", "new:1"]}, b""
+        if self._address == "former:1":
+            raise CallFailed("This node is not the proxy.", "unavailable")
+        return {"answered": self._address}, b""
+
+
+def test_another_member_is_asked_where_the_first_names_a_former_proxy(monkeypatch):
+    pauses = []
+
+    async def sleep(pause_s):
+        pauses.append(pause_s)
+
+    monkeypatch.setattr(
+        proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
+    )
+    cache = Proxies(["old:1", "new:1"], PeersWithAnOldMember(), TIMEOUT_S)
+    assert asyncio.run(cache.ask("key", "find")) == {"answered": "proxy:1"}
+    assert len(pauses) == 1

@@ -29,8 +29,6 @@ from malletrain.streams.server import StreamServer
 from malletrain.waits import time_limit
 
 HEARTBEAT_S = 0.5
-MAX_REGISTERED = 50_000
-"""Maximum number of objects in one message to a proxy, which may have 64 MiB (keys: 1 KiB)."""
 SOURCE_TIMEOUT_S = 30.0
 """Maximum time in which a node sends a chunk to another, seconds."""
 log = logging.getLogger("infinicache")
@@ -202,20 +200,16 @@ class CacheNode:
                 self._peer = answer["peer"] or self._peer
                 return bool(answer.get("served", True))
         objects = [msgspec.to_builtins(h) for h in self.store.inventory()]
-        parts = range(0, max(1, len(objects)), MAX_REGISTERED)
-        for number, start in enumerate(parts):
-            more = {"part": number, "more": number + 1 < len(parts)} if len(parts) > 1 else {}
-            answer, _ = await peer.call(
-                "register",
-                address=self.address,
-                capacity=self.store.capacity,
-                slot=self.slot,
-                objects=objects[start : start + MAX_REGISTERED],
-                leaving=self.address in self._leaving,
-                name=self.name,
-                age_s=time.monotonic() - self._began,
-                **more,
-            )
+        answer, _ = await peer.call(
+            "register",
+            address=self.address,
+            capacity=self.store.capacity,
+            slot=self.slot,
+            objects=objects,
+            leaving=self.address in self._leaving,
+            name=self.name,
+            age_s=time.monotonic() - self._began,
+        )
         for key, version in answer["drop"]:
             self.store.drop(key, version)
         self._registered_at.add(address)

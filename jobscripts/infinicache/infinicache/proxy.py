@@ -84,8 +84,6 @@ class Proxy:
         self._members: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
         self._registered: set[str] = set()
-        self._parts: dict[str, list[Any]] = {}
-        """Node → the objects of which it has told so far."""
         self._slot_of: dict[str, int | None] = {}
         """Node → its slot."""
         self._settled = asyncio.Event()
@@ -198,7 +196,6 @@ class Proxy:
         """Forget a node that has left, or belongs to another proxy."""
         self._registered.discard(address)
         self._slot_of.pop(address, None)
-        self._parts.pop(address, None)
         self._peers_of.pop(address, None)
         self._mover.undropped.pop(address, None)
         degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
@@ -228,18 +225,9 @@ class Proxy:
         leaving: bool,
         name: str = "",
         age_s: float = 0.0,
-        part: int = 0,
-        more: bool = False,
     ) -> dict[str, Any]:
-        """Register a node with its objects. A long list comes in parts: the number of this one, and
-        whether there are more.
-        """
         if not self._slots:
             raise CacheError("This node is no proxy.")
-        objects = [*(self._parts.pop(address, []) if part else []), *objects]
-        if more:
-            self._parts[address] = objects
-            return {"drop": [], "served": slot in self._slots}
         if slot not in self._slots and address in self.table.nodes:
             self._lose(address)  # another process has its address, such as by --port
         self._registered.add(address)

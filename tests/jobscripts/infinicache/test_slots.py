@@ -8,13 +8,11 @@ import asyncio
 
 import msgspec
 import pytest
-from infinicache import node as cache_node
 from infinicache.connection import CallFailed, Peers
 from infinicache.objects import Shape, StoredObject
 from infinicache.proxies import Ring
 from infinicache.proxy import Proxy
 
-from malletrain.streams import connection
 from tests.jobscripts.infinicache.pool import KEY, data, heard, run
 from tests.jobscripts.infinicache.test_races import delayed
 
@@ -229,24 +227,5 @@ def test_a_request_for_a_key_of_another_proxy_is_refused():
                 await peers.at(pool.nodes[0].address).call(name, key=key_of(1))
             assert failed.value.code == "unavailable"
         peers.close()
-
-    run(work)
-
-
-def test_a_long_list_of_objects_is_registered_in_parts(monkeypatch):
-    """A node with many small objects, when its proxy is lost."""
-    monkeypatch.setattr(connection, "MAX_HEAD", 1500)
-    monkeypatch.setattr(cache_node, "MAX_REGISTERED", 4)
-
-    async def work(make):
-        pool = make(3)
-        async with pool.cache(code=(1, 1)) as cache:
-            await heard(cache, pool)
-            for i in range(21):
-                await cache.put(f"k{i}", data(100, i))
-            await pool.lose(pool.nodes[0])
-            for i in range(21):
-                assert await cache.get(f"k{i}") == data(100, i)
-            assert len(pool.nodes[0].proxy.table.objects) == 21
 
     run(work)

@@ -5,6 +5,7 @@ are.
 import gc
 import os
 import pickle
+import random
 import threading
 
 import numpy as np
@@ -259,9 +260,40 @@ def test_samples_that_differ_from_those_in_memory_are_told(site, capfd):
     assert not cache.cached
 
 
-def test_a_data_set_that_is_slow_to_read_is_read_twice_for_a_moment_only(site, monkeypatch):
-    monkeypatch.setattr(cache_module, "CHECK_S", -1.0)
-    assert site.cache("n1", Augmented(1)).cached, "only sample 0 was read again"
+def test_a_data_set_that_is_slow_to_read_is_not_read_twice(site, monkeypatch):
+    class Slow(Images):
+        def read(self):
+            return []  # forgets nothing
+
+    monkeypatch.setattr(cache_module, "CHECK_S", 0.0)
+    data = Slow()
+    assert site.cache("n1", data).cached
+    assert data.reads == [0], "the first read took longer than all may"
+
+
+def test_the_check_of_a_new_data_set_changes_no_later_draws(site):
+    """Only the first process of a node makes it, and a split by numbers that are drawn later is to
+    be the same in all.
+    """
+
+    class Drawing(Images):
+        def __getitem__(self, index):
+            torch.rand(3), np.random.rand(3), random.random()
+            return super().__getitem__(index)
+
+    def drawn_after_a_cache():
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        cache = site.cache("n1", Drawing())
+        assert cache.cached
+        return torch.randperm(100).tolist(), np.random.rand(3).tolist(), random.random()
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        assert drawn_after_a_cache() == drawn_after_a_cache()
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
 
 
 def test_a_sample_that_cannot_be_read_fails_when_it_is_needed(site):

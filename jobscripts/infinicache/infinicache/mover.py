@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,11 +24,14 @@ from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.entries import Entry, Move
 from infinicache.table import Table
 from malletrain.waits import time_limit
+from scavenger.backoff import doubled_s
 
 ANSWER_TIMEOUT_S = 2.0
 """Maximum time in which a node answers a request to forget or drop chunks, seconds."""
-REPAIR_INTERVAL_S = 10.0
-"""Time between two tries of repairs that have failed, seconds."""
+FIRST_RETRY_S, MAX_RETRY_S = 10.0, 600.0
+"""Time after which a repair that has failed is repeated, seconds: the first and the maximum. It
+doubles each time.
+"""
 MOVE_TIMEOUT_S = 90.0
 """Maximum time of a move besides that of its bytes, seconds: two sources may not answer."""
 MIN_MOVE_BYTES_S = 5e6
@@ -123,19 +128,40 @@ class Mover:
             await self.drop(node, [*items.items()])
 
 
-class Upkeep:
-    """The objects that wait for repair. ``drop``: lets the nodes drop objects."""
+@dataclass(frozen=True)
+class _Retry:
+    """The next attempt to repair an object. ``at``: its time, seconds. ``failures``: number of
+    attempts before it.
+    """
 
-    def __init__(self, mover: Mover, drop: Callable[[Sequence[Entry]], Awaitable[Any]]) -> None:
+    at: float
+    failures: int
+
+
+class Upkeep:
+    """The objects that wait for repair.
+
+    Args:
+        mover: moves the chunks.
+        drop: lets the nodes drop objects.
+        clock: returns the time, seconds.
+    """
+
+    def __init__(
+        self,
+        mover: Mover,
+        drop: Callable[[Sequence[Entry]], Awaitable[Any]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._mover = mover
         self._drop = drop
+        self._clock = clock
         self._waiting: deque[str] = deque()
-        self._failed: dict[str, None] = {}
-        """Objects whose repair has failed."""
-        self._again_at = 0.0
+        self._retries: dict[str, _Retry] = {}
+        """Objects whose repair has failed → the next attempt."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._failed)
+        return len(self._waiting) + len(self._retries)
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Queue degraded objects for repair."""
@@ -146,35 +172,52 @@ class Upkeep:
         degraded = [e for e in table.objects.values() if e.protection < e.shape.p]
         self._waiting = deque(e.key for e in sorted(degraded, key=lambda e: e.protection))
 
-    async def one_piece(self, table: Table, now: float) -> int:
-        """Repair one object; if none waits, move one chunk. Repairs that have failed are tried
-        again every :data:`REPAIR_INTERVAL_S` seconds. Return the number of transferred bytes.
-        ``now``: seconds.
+    async def one_piece(self, table: Table) -> int:
+        """Repair one object; if none waits, repeat one repair that has failed; if none is due, move
+        one chunk. Return the number of bytes that this has transferred, or may have.
         """
-        if self._failed and now >= self._again_at:
-            self._waiting.extend(self._failed)
-            self._failed, self._again_at = {}, now + REPAIR_INTERVAL_S
         while self._waiting:
             entry = table.objects.get(self._waiting.popleft())
             if entry is None or not entry.committed:
                 continue
             if done := await self._repair(table, entry):
                 return done
+        due = self._due(table)
+        if due is not None and (done := await self._repair(table, due)):
+            return done
         move = moves.rebalance(table)
         if move is not None and await self._mover.carry_out(move, "rebalance"):
             return move.bytes
         return 0
 
+    def _due(self, table: Table) -> Entry | None:
+        """Return the object whose next attempt is due first; None if there is none."""
+        entries = {key: table.objects.get(key) for key in self._retries}
+        for key, entry in entries.items():
+            if entry is None or not entry.committed:  # deleted, or put again
+                del self._retries[key]
+        if not self._retries:
+            return None
+        first = min(self._retries, key=lambda key: self._retries[key].at)
+        return entries[first] if self._retries[first].at <= self._clock() else None
+
     async def _repair(self, table: Table, entry: Entry) -> int:
-        done = 0
+        """Make the missing chunks of an object. Return the number of bytes that this has
+        transferred, or may have: a move that fails may do so with its last byte.
+        """
+        done, has_failed = 0, False
         todo = moves.repair(table, entry)
         # Chunks with a copy first: the others may be rebuilt from them.
         for move in sorted(todo, key=lambda m: m.index not in entry.spare):
             copied = move.source is not None or move.index in entry.spare
-            if await self._mover.carry_out(move, "repair"):
+            is_moved = await self._mover.carry_out(move, "repair")
+            if is_moved or table.objects.get(entry.key) is entry:
                 done += move.bytes * (1 if copied else entry.shape.d)
-            elif table.objects.get(entry.key) is entry:
-                self._failed[entry.key] = None
+            has_failed |= not is_moved
+        retry = self._retries.pop(entry.key, _Retry(0.0, 0))
+        if has_failed and table.objects.get(entry.key) is entry:
+            pause_s = doubled_s(FIRST_RETRY_S, retry.failures, MAX_RETRY_S)
+            self._retries[entry.key] = _Retry(self._clock() + pause_s, retry.failures + 1)
         if todo and entry.protection < 0 and table.objects.get(entry.key) is entry:
             table.remove(entry.key)  # its backups are missing or too old
             table.lost += 1

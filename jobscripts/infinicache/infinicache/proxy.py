@@ -573,4 +573,4 @@ class Proxy:
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
                 self._give_up(entry)
-        return await self._upkeep.one_piece(self.table, now)
+        return await self._upkeep.one_piece(self.table)

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from infinicache import mover, proxy
 from infinicache import node as cache_node
+from infinicache.codec import Code
 from infinicache.connection import Peers
 from infinicache.objects import CacheError
+from infinicache.table import Table
 
 from tests.jobscripts.infinicache.pool import KEY, data, heard, run, until, whole
 from tests.jobscripts.infinicache.test_races import account, delayed
@@ -171,7 +174,7 @@ def test_a_drain_that_is_cancelled_ends_the_move_that_it_has_begun():
 
 def test_a_repair_that_fails_is_tried_again(monkeypatch):
     """No node joins, and none is lost."""
-    monkeypatch.setattr(mover, "REPAIR_INTERVAL_S", 0.1)
+    monkeypatch.setattr(mover, "FIRST_RETRY_S", 0.1)
 
     async def work(make):
         pool = make(5)
@@ -197,6 +200,59 @@ def test_a_repair_that_fails_is_tried_again(monkeypatch):
             assert (await cache.stat("k")).protection == 1
 
     run(work)
+
+
+class FailingMover:
+    """Moves nothing. ``tried``: keys of the objects, in order."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+
+    async def carry_out(self, move, why):
+        self.tried.append(move.key)
+        return False
+
+
+def degraded_table(objects):
+    """A table with objects of 300 bytes as 3 + 1 chunks, of which one is missing."""
+    table = Table()
+    for i in range(5):
+        table.add_node(f"n{i}", 10_000)
+    for i in range(objects):
+        entry = table.begin(f"k{i}", 300, Code(3, 1), 300, i + 1, [])
+        entry.committed = True
+        table.set_chunk(entry, 0, None)
+    return table
+
+
+def test_repairs_that_fail_for_ever_take_turns_and_ever_longer_pauses():
+    """Else each attempt would read what it can of all of them at once, and for nothing."""
+    now, failing, table = 0.0, FailingMover(), degraded_table(20)
+
+    async def drop(entries):
+        raise AssertionError("nothing is lost")
+
+    async def work():
+        nonlocal now
+        upkeep = mover.Upkeep(failing, drop, lambda: now)
+        upkeep.find_degraded(table)
+        attempts = []
+        while now < 2000.0:
+            failing.tried.clear()
+            spent = await upkeep.one_piece(table)
+            assert len(failing.tried) <= 1, "one object"
+            assert spent == len(failing.tried) * 100 * 3, "what the node may have read for it"
+            attempts += [now] * ("k7" in failing.tried)
+            now += 0.25
+        assert len(upkeep) == 20
+        pauses = np.diff(attempts)
+        np.testing.assert_allclose(pauses, [10, 20, 40, 80, 160, 320, 600, 600], atol=5.0)
+        del table.objects["k7"]
+        now += 600.0
+        await upkeep.one_piece(table)
+        assert len(upkeep) == 19, "what is gone does not wait"
+
+    asyncio.run(work())
 
 
 def test_a_put_that_takes_long_for_its_size_is_not_given_up(monkeypatch):

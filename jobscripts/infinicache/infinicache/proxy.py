@@ -43,9 +43,11 @@ from malletrain.waits import happens
 
 REGISTRATION_WAIT_S = 3.0
 """Maximum time for which a new proxy waits for members that have not registered, seconds."""
-MAX_PUT_S = 60.0
-"""Time after which an unfinished put is given up, besides that of its bytes, seconds."""
-MIN_PUT_BYTES_S = 5e6
+MAX_PUT_S, MAX_LARGE_PUT_S = 60.0, 300.0
+"""Time after which an unfinished put is given up, seconds: besides that of its bytes, and in all.
+Until then nobody else has its memory, even if its client has died.
+"""
+MIN_PUT_BYTES_S = 50e6
 """Minimum rate at which a client puts an object, bytes per second."""
 MAX_KNOWN_DELETIONS = 10_000
 """Maximum number of keys whose deletion is remembered."""
@@ -53,6 +55,11 @@ MAX_PARALLEL_MOVES = 4
 IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
 Handler = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def put_limit_s(size: int) -> float:
+    """Return the time after which an unfinished put of ``size`` bytes is given up, seconds."""
+    return min(MAX_PUT_S + size / MIN_PUT_BYTES_S, MAX_LARGE_PUT_S)
 
 
 class Proxy:
@@ -566,9 +573,7 @@ class Proxy:
             return 0
         now = time.monotonic()
         for key in [
-            k
-            for k, (began, size) in self._writing.items()
-            if now - began > MAX_PUT_S + size / MIN_PUT_BYTES_S
+            k for k, (began, size) in self._writing.items() if now - began > put_limit_s(size)
         ]:
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:

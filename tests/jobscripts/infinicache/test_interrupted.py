@@ -284,6 +284,11 @@ def test_a_put_that_takes_long_for_its_size_is_not_given_up(monkeypatch):
     run(work)
 
 
+@pytest.mark.parametrize(("size", "limit_s"), [(0, 60), (10**9, 80), (10**10, 260), (10**11, 300)])
+def test_the_memory_of_a_client_that_died_is_free_in_minutes(size, limit_s):
+    assert proxy.put_limit_s(size) == limit_s
+
+
 def test_a_node_that_is_stopped_stops_no_repair(monkeypatch):
     """As a process that Slurm suspends: its connections stay open."""
     monkeypatch.setattr(cache_node, "SOURCE_TIMEOUT_S", 0.05)

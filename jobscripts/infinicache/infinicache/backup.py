@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,14 @@ from infinicache.entries import PoolNode
 from infinicache.isal import Buffer
 from infinicache.objects import Shape
 from infinicache.store import ChunkStore, Refusal
+from malletrain.waits import time_limit
 
+GRACE_S = 600.0
+"""Time for which the copies of a node that has left stay in any case, seconds: its chunks are
+restored from them, at a limited rate.
+"""
+RELEASE_TIMEOUT_S = 10.0
+"""Maximum time in which a former peer answers that it drops the copies, seconds."""
 Chunk = tuple[str, int, int, int]
 """(key, version, stripe, index)."""
 
@@ -59,21 +67,30 @@ def peer_of(
 
 
 class Backups:
-    """The copies that a node keeps for other nodes, at most ``capacity`` bytes."""
+    """The copies that a node keeps for other nodes.
 
-    def __init__(self, capacity: int) -> None:
+    Args:
+        capacity: memory for them, bytes.
+        clock: returns the time, seconds.
+    """
+
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = ChunkStore(capacity)
+        self._clock = clock
         self._owned: dict[str, set[Chunk]] = {}
-        self._departed: list[str] = []
-        """Owners that have left, the first one first."""
+        self._departed: dict[str, float] = {}
+        """Owners that have left, the first one first → when that was."""
 
     def view(self, members: Sequence[str]) -> None:
         """Set the current members. Chunks of an owner that has left may still be restored from
-        their copies, which are therefore kept until other copies need the memory.
+        their copies, which therefore stay for :data:`GRACE_S`, and then until others need the
+        memory.
         """
-        self._departed = [owner for owner in self._departed if owner not in members]
-        known = {*members, *self._departed}
-        self._departed += [owner for owner in self._owned if owner not in known]
+        now = self._clock()
+        self._departed = {o: at for o, at in self._departed.items() if o not in members}
+        for owner in self._owned:
+            if owner not in members:
+                self._departed.setdefault(owner, now)
 
     def put(
         self,
@@ -93,9 +110,8 @@ class Backups:
                 self.store.put(key, version, form, stripe, index, crc, body)
                 break
             except Refusal as refusal:
-                if refusal.code != "full" or not self._departed:
+                if refusal.code != "full" or not self._make_room():
                     raise
-                self._forget(self._owned.pop(self._departed.pop(0)))
         self._owned.setdefault(owner, set()).add((key, version, stripe, index))
         return {}
 
@@ -109,18 +125,31 @@ class Backups:
         }
         before = self._owned.get(owner, set())
         self._owned[owner] = before & owned
-        self._forget(before - owned)
+        for chunk in before - owned:
+            self._forget(chunk)
         return {}
 
-    def _forget(self, chunks: set[Chunk]) -> None:
-        """Drop copies, unless another owner has them: a chunk may have moved from one to the
+    def _make_room(self) -> bool:
+        """Drop a copy of the node that left first, if that was long ago. Return whether there was
+        one.
+        """
+        for owner, left_at in [*self._departed.items()]:
+            if self._clock() - left_at < GRACE_S:
+                break
+            if chunks := self._owned.get(owner):
+                self._forget(chunks.pop())
+                return True
+            self._owned.pop(owner, None)
+            del self._departed[owner]
+        return False
+
+    def _forget(self, chunk: Chunk) -> None:
+        """Drop a copy, unless another owner has it: a chunk may have moved from one to the
         other.
         """
-        if not chunks:
-            return
-        kept = {(k, v, i) for owned in self._owned.values() for k, v, _, i in owned}
-        for key, version, index in {(k, v, i) for k, v, _, i in chunks} - kept:
-            self.store.forget(key, version, index)
+        if not any(chunk in chunks for chunks in self._owned.values()):
+            key, version, stripe, index = chunk
+            self.store.forget(key, version, index, stripe)
 
 
 class BackupWriter:
@@ -170,6 +199,8 @@ class BackupWriter:
         except ConnectionLost:
             self.peer = None
         if previous is not None and self.peer == peer != previous:
-            with contextlib.suppress(ConnectionLost, CallFailed):
-                await self._peers.at(previous).call("keep", owner=self._address, chunks=[])
+            # It may have left, or be a process that is stopped.
+            with contextlib.suppress(ConnectionLost, CallFailed, asyncio.TimeoutError):
+                async with time_limit(RELEASE_TIMEOUT_S):
+                    await self._peers.at(previous).call("keep", owner=self._address, chunks=[])
         return copied

@@ -143,12 +143,14 @@ class ChunkStore:
             self.used -= sum(len(data) for data, _ in entry.chunks.values())
             del self._objects[key]
 
-    def forget(self, key: str, version: int, index: int) -> None:
-        """Drop one index of an object, which another node has now."""
+    def forget(self, key: str, version: int, index: int, stripe: int | None = None) -> None:
+        """Drop one index of an object, which another node has now; of one stripe only if it is
+        given.
+        """
         entry = self._objects.get(key)
         if entry is None or entry.version != version:
             return
-        for chunk in [c for c in entry.chunks if c[1] == index]:
+        for chunk in [c for c in entry.chunks if c[1] == index and stripe in (None, c[0])]:
             self.used -= len(entry.chunks.pop(chunk)[0])
         if not entry.chunks:
             del self._objects[key]

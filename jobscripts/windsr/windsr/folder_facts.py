@@ -6,8 +6,10 @@ Decides only whether two are the same. Who calls it decides what counts.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from windsr import WindsrError
+from windsr.fields import Fields
 from windsr.method import Method
+
+MAX_DIFFERENCE = 1e-3
+"""Maximum relative difference of two equal numbers: means of winds that were brought to another
+grid differ between kinds of CPUs.
+"""
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of file systems without hard links."""
 
 
 def record(path: Path, facts: Mapping[str, Any]) -> None:
@@ -29,7 +39,7 @@ def record(path: Path, facts: Mapping[str, Any]) -> None:
 
 def agree(path: Path, facts: Mapping[str, Any], holds: str) -> None:
     """Check that a folder belongs to this work, or write its facts if it has none. A fact that an
-    earlier version did not record counts as the same.
+    earlier version did not record counts as the same, as do numbers that differ by rounding.
 
     Args:
         path: file of the facts.
@@ -39,20 +49,45 @@ def agree(path: Path, facts: Mapping[str, Any], holds: str) -> None:
     Raises:
         WindsrError: the folder belongs to other work; the message names the facts that differ.
     """
+    if not path.exists() and _is_first(path, facts):
+        return
+    same, recorded = json.loads(json.dumps(facts)), json.loads(path.read_text())
+    other = [k for k in same if k in recorded and not _are_equal(same[k], recorded[k])]
+    if other:
+        raise WindsrError(
+            f"{path.parent} holds {holds} (other {', '.join(other)}); give another folder, or "
+            "remove that one."
+        )
+
+
+def _is_first(path: Path, facts: Mapping[str, Any]) -> bool:
+    """Write the facts, unless another process just has. Return whether they were written."""
     part = _written(path, facts)
     try:
         os.link(part, path)
     except FileExistsError:
-        same = json.loads(json.dumps(facts))
-        recorded = {**same, **json.loads(path.read_text())}
-        if recorded != same:
-            other = ", ".join(key for key in same if recorded[key] != same[key])
-            raise WindsrError(
-                f"{path.parent} holds {holds} (other {other}); give another folder, or remove that "
-                "one."
-            ) from None
+        return False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        os.replace(part, path)
+        return True
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
+    return True
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether two values from JSON are equal, up to :data:`MAX_DIFFERENCE` of numbers with a
+    fraction.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_equal(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=MAX_DIFFERENCE, abs_tol=1e-6)
+    return bool(one == other)
 
 
 def _written(path: Path, facts: Mapping[str, Any]) -> Path:
@@ -68,6 +103,22 @@ def digest_of_arrays(*arrays: NDArray[Any] | None) -> str:
         if array is not None:
             total.update(np.ascontiguousarray(array))
     return total.hexdigest()[:16]
+
+
+def facts_of_fields(fields: Fields, with_terrain: bool) -> dict[str, Any]:
+    """Return what tells fields from others, on any kind of CPU: their times and their grid, and
+    mean and standard deviation (that of a field, on average) of the wind in m/s and the terrain in
+    m.
+    """
+    deviations = [field.std(dtype=np.float64) for field in fields.wind]
+    heights = fields.terrain.astype(np.float64)
+    return {
+        "times": digest_of_arrays(fields.times.astype("datetime64[s]").astype(np.int64)),
+        "shape": list(fields.wind.shape),
+        "spacing": fields.spacing,
+        "wind": [float(fields.wind.mean(dtype=np.float64)), float(np.mean(deviations))],
+        "terrain": [float(heights.mean()), float(heights.std())] if with_terrain else None,
+    }
 
 
 def digest_of_nets(nets: Mapping[str, nn.Module]) -> str:

@@ -26,7 +26,7 @@ import malletrain
 import malletrain.elastic as elastic
 from windsr import WindsrError, checkpoint
 from windsr.fields import Fields
-from windsr.folder_facts import agree, digest_of_arrays, digest_of_nets, record
+from windsr.folder_facts import agree, digest_of_nets, facts_of_fields, record
 from windsr.methods import Method, make
 from windsr.patches import TrainingPatches, scales_of
 from windsr.presets import Preset
@@ -207,7 +207,7 @@ def _require_own_folder(training: TrainingRun, method: Method, fields: Fields) -
         "preset": training.preset.name,
         "terrain": training.terrain,
         "seed": training.seed,
-        "data": digest_of_arrays(fields.wind, fields.terrain if training.terrain else None),
+        "data": facts_of_fields(fields, training.terrain),
         "mean": digest_of_nets(method.frozen),
     }
     path = training.folder / FACTS

@@ -10,15 +10,29 @@ from typing import Any
 
 from windsr import WindsrError
 
-OWN_METHODS = ("point", "mean", "median")
-"""Methods whose results are of the quantity itself."""
+STATISTICS = frozenset(
+    ("sum", "maximum", "maximum_absolute_value", "mid_range", "minimum", "minimum_absolute_value",
+     "mean_absolute_value", "mean_of_upper_decile", "mode", "range", "root_mean_square",
+     "standard_deviation", "sum_of_squares", "variance",
+     "max", "min", "rms", "std", "stddev", "standard", "var", "percentile", "quantile")
+)  # fmt: skip
+"""Methods whose results are not of the quantity itself, in lower case (CF Conventions, appendix E),
+and other words for them. Any other method, such as ``instantaneous``, says nothing.
+"""
+MEANS = ("mean", "median", "average")
 _CELL_METHOD = re.compile(r"((?:\w+:\s*)+)(\w+)")
+_COMMENT = re.compile(r"\([^()]*\)")
 
 
 def _cell_methods(variable: Any) -> list[tuple[list[str], str]]:
-    """Return (dimensions, method) of each cell method of a variable, without comments."""
-    stated = re.sub(r"\([^()]*\)", "", str(variable.attrs.get("cell_methods", "")))
-    return [(re.findall(r"\w+", dims), method) for dims, method in _CELL_METHOD.findall(stated)]
+    """Return (dimensions, method in lower case) of each cell method of a variable, without
+    comments, which may have parentheses themselves.
+    """
+    stated, comments = str(variable.attrs.get("cell_methods", "")), 1
+    while comments:
+        stated, comments = _COMMENT.subn("", stated)
+    methods = _CELL_METHOD.findall(stated)
+    return [(re.findall(r"\w+", dims), method.lower()) for dims, method in methods]
 
 
 def statistic_of(variable: Any) -> str:
@@ -26,7 +40,7 @@ def statistic_of(variable: Any) -> str:
     ``maximum``; empty if there is none.
     """
     methods = (method for _, method in _cell_methods(variable))
-    return next((method for method in methods if method not in OWN_METHODS), "")
+    return next((method for method in methods if method in STATISTICS), "")
 
 
 def require_no_statistic(wind: Any, name: str) -> None:
@@ -39,9 +53,9 @@ def require_no_statistic(wind: Any, name: str) -> None:
         )
 
 
-def require_no_mean(component: Any, name: str, is_horizontal: Callable[[str], bool]) -> None:
-    """Raise WindsrError if the values of a component of the wind are means over something else than
-    the cells of its grid: over time, or over members.
+def mean_note(component: Any, name: str, is_horizontal: Callable[[str], bool]) -> str:
+    """Return a sentence about a component of the wind whose values are means over something else
+    than the cells of its grid: over time, or over members. Empty if they are not.
 
     Args:
         component: the component.
@@ -52,11 +66,12 @@ def require_no_mean(component: Any, name: str, is_horizontal: Callable[[str], bo
         dim
         for dims, method in _cell_methods(component)
         for dim in dims
-        if method != "point" and dim != "area" and not is_horizontal(dim)
+        if method in MEANS and dim != "area" and not is_horizontal(dim)
     ]
-    if over:
-        raise WindsrError(
-            f"{name}: {component.name} is a mean over {', '.join(over)} (cell_methods "
-            f"{component.attrs['cell_methods']!r}), and the speed of a mean wind is less than the "
-            "mean of the speed. Give the wind speed, or components at moments."
-        )
+    if not over:
+        return ""
+    return (
+        f"{name}: {component.name} is a mean over {', '.join(over)} (cell_methods "
+        f"{component.attrs['cell_methods']!r}), and the speed of a mean wind is less than the "
+        "mean of the speed."
+    )

@@ -8,6 +8,7 @@ refused with a sentence that lists the expected names. Opens only the file of a 
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windsr import WindsrError
-from windsr.cell_methods import require_no_mean, require_no_statistic, statistic_of
+from windsr.cell_methods import mean_note, require_no_statistic, statistic_of
 from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, same_speed, to_si, units_of
 from windsr.grids import covered, hole_points, local_metres, regrid, steady
 from windsr.moments import TIMES, times_of
@@ -33,6 +34,8 @@ from windsr.places import (
     places_of,
 )
 from windsr.stored import only_valid
+
+log = logging.getLogger("windsr")
 
 
 @dataclass(frozen=True)
@@ -282,7 +285,9 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
             continue
         for component in (u, v):
             require_no_statistic(component, name)
-            require_no_mean(component, name, partial(_is_horizontal, component))
+        notes = (mean_note(each, name, partial(_is_horizontal, each)) for each in (u, v))
+        if note := next(filter(None, notes), ""):
+            log.warning("note: %s", note)
         units, other = (
             units_of(c.attrs.get("units"), options.units, f"{name}: {c.name}") for c in (u, v)
         )

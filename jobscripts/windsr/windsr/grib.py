@@ -7,6 +7,7 @@ rain are of other steps than wind, and terrain is often of the first step only.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from windsr import WindsrError
 from windsr.datasets import Options, from_dataset
 from windsr.fields import Fields
 
+log = logging.getLogger("windsr")
 TERRAINS = ("orog", "z", "h", "gh")
 """Names in ecCodes of the height or geopotential of the surface."""
 
@@ -73,8 +75,9 @@ MEANS = ("0", "1", "6")
 """Values of derivedForecast that are means of members (WMO's code table 4.7)."""
 
 
-def _require_values(what: str, name: str, height: int, stated: dict[str, str]) -> None:
-    """Raise WindsrError for a wind that is no value of one member, and no mean of the speed.
+def _require_values(what: str, name: str, height: int, stated: dict[str, str]) -> str:
+    """Raise WindsrError for a wind that is no value of one member, and no mean. Return a sentence
+    about a component that is a mean; else nothing.
 
     Args:
         what: the file and the variable, for messages.
@@ -84,14 +87,14 @@ def _require_values(what: str, name: str, height: int, stated: dict[str, str]) -
     """
     is_component = name in (f"{height}u", f"{height}v", "u", "v")
     if not stated or not (is_component or name in (f"{height}si", "ws")):
-        return
+        return ""
     if set(stated) == {"derivedForecast"} and stated["derivedForecast"] in MEANS:
-        if is_component:
-            raise WindsrError(
-                f"{what} is a mean over the members of an ensemble, and the speed of a mean wind "
-                "is less than the mean of the speed. Give the members, or the wind speed."
-            )
-        return
+        if not is_component:
+            return ""
+        return (
+            f"{what} is a mean over the members of an ensemble, and the speed of a mean wind is "
+            "less than the mean of the speed."
+        )
     keys = ", ".join(f"{key} {value}" for key, value in stated.items())
     raise WindsrError(
         f"{what} is a statistic of an ensemble ({keys}; WMO's code tables 4.7 and 4.9), and no "
@@ -108,6 +111,7 @@ def _require_plain_messages(path: Path, height: int) -> None:
 
     grids: dict[str, set[str]] = {}
     contents: dict[tuple[str, ...], str] = {}
+    note = ""
     with path.open("rb") as file:
         while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
 
@@ -120,7 +124,8 @@ def _require_plain_messages(path: Path, height: int) -> None:
                     continue
                 name = of("shortName")
                 stated = {k: of(k) for k in DERIVED if eccodes.codes_is_defined(handle, k)}
-                _require_values(f"{path}: {name}", name, height, stated)
+                sentence = _require_values(f"{path}: {name}", name, height, stated)
+                note = note or sentence
                 grids.setdefault(name, set()).add(of("md5GridSection"))
                 member = of("number") if eccodes.codes_is_defined(handle, "number") else ""
                 moment = (name, of("dataDate"), of("dataTime"), of("stepRange"), member)
@@ -134,6 +139,8 @@ def _require_plain_messages(path: Path, height: int) -> None:
                     f"{path} has {name} of {moment[1]} {moment[2]}, step {moment[3]}, twice with "
                     "other values; leave one out first (grib_copy)."
                 )
+    if note:
+        log.warning("note: %s", note)
     for name, several in grids.items():
         if len(several) > 1:
             raise WindsrError(

@@ -31,6 +31,8 @@ def components(file, methods):
         ("area: mean time: maximum (interval: 1 hour)", "maximum"),
         ("realization: standard_deviation", "standard deviation"),
         ("time: mean within days time: minimum over days", "minimum"),
+        ("time: Maximum", "maximum"),
+        ("time: max", "max"),
     ],
 )
 @pytest.mark.parametrize("wind", ["wind_speed", "sfcWindmax", "uas"])
@@ -45,7 +47,20 @@ def test_a_statistic_is_no_wind(methods, statistic, wind):
         speeds(file)
 
 
-@pytest.mark.parametrize("methods", ["time: point", "area: mean", "area: time: mean", "median"])
+@pytest.mark.parametrize(
+    "methods",
+    [
+        "time: point",
+        "time: Point",
+        "area: mean",
+        "area: time: mean",
+        "median",
+        "time: average",
+        "area: mean time: instantaneous",
+        "area: mean_where_land time: point",
+        "time: mean (comment: instantaneous (sampled) values: maximum)",
+    ],
+)
 def test_a_mean_of_the_speed_is_one(methods):
     file = made()
     file.wind_speed.attrs["cell_methods"] = methods
@@ -60,16 +75,32 @@ def test_a_mean_of_the_speed_is_one(methods):
         ("area: mean time: mean (interval: 6 hours)", "time"),
         ("realization: mean", "realization"),
         ("realization: time: mean", "realization, time"),
+        ("time: average", "time"),
+        ("Time: Mean", "Time"),
     ],
 )
-def test_the_speed_of_a_mean_wind_is_not_taken(methods, over):
-    with pytest.raises(WindsrError, match=f"it: uas is a mean over {over} .*less than the mean"):
-        speeds(components(made(), methods))
-
-
-@pytest.mark.parametrize("methods", ["time: point", "area: mean time: point", "y: x: mean", ""])
-def test_components_at_moments_are_the_wind(methods):
+def test_of_the_speed_of_a_mean_wind_a_note_says_that_it_is_less(caplog, methods, over):
+    """Such as the daily means of CMIP, which often are all that there is."""
     np.testing.assert_allclose(speeds(components(made(), methods)), SPEED, rtol=1e-6)
+    (note,) = caplog.messages
+    assert note.startswith(f"note: it: uas is a mean over {over} (cell_methods")
+    assert "less than the mean of the speed" in note
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        "time: point",
+        "time: Point",
+        "area: mean time: point",
+        "area: mean time: instantaneous",
+        "y: x: mean",
+        "",
+    ],
+)
+def test_components_at_moments_are_the_wind(caplog, methods):
+    np.testing.assert_allclose(speeds(components(made(), methods)), SPEED, rtol=1e-6)
+    assert not caplog.messages
 
 
 def test_a_statistic_beside_the_wind_hides_it_not():

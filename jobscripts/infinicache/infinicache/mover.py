@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -32,6 +33,11 @@ FIRST_RETRY_S, MAX_RETRY_S = 10.0, 600.0
 """Time after which a repair that has failed is repeated, seconds: the first and the maximum. It
 doubles each time.
 """
+INTACT_S, MAX_INTACT = 5.0, 10_000
+"""Time for which a chunk that its node has undamaged is not checked again, seconds, and the number
+of such chunks above which older ones are forgotten: a client that can read nothing reports each
+chunk with each read.
+"""
 MOVE_TIMEOUT_S = 90.0
 """Maximum time of a move besides that of its bytes, seconds: two sources may not answer."""
 MIN_MOVE_BYTES_S = 5e6
@@ -47,6 +53,8 @@ class Mover:
         self._table = table
         self.undropped: dict[str, dict[str, int]] = {}
         """Node → objects that it was to drop and has not answered about: key → version."""
+        self._intact_at: dict[tuple[str, str, int, int], float] = {}
+        """(node, key, version, index) of a chunk → when it was undamaged, seconds."""
         self.moved_bytes = {"repair": 0, "rebalance": 0, "drain": 0}
         """Purpose of a move → moved bytes."""
 
@@ -100,15 +108,29 @@ class Mover:
             async with time_limit(ANSWER_TIMEOUT_S):
                 await call
 
-    async def intact(self, node: str, key: str, version: int, indices: list[int]) -> set[int]:
-        """Return which of these chunks a node has undamaged; none if it does not answer."""
-        call = self._peers.at(node).call("check", key=key, version=version, indices=indices)
+    async def intact(self, node: str, key: str, version: int, indices: Sequence[int]) -> set[int]:
+        """Return which of these chunks a node has undamaged, or had some seconds ago; of those to
+        be checked none if it does not answer.
+        """
+        now = time.monotonic()
+        recent = {
+            i
+            for i in indices
+            if now - self._intact_at.get((node, key, version, i), -math.inf) < INTACT_S
+        }
+        rest = [i for i in indices if i not in recent]
+        if not rest:
+            return recent
+        call = self._peers.at(node).call("check", key=key, version=version, indices=rest)
         try:
             async with time_limit(ANSWER_TIMEOUT_S):
                 answer, _ = await call
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
-            return set()
-        return set(answer["intact"])
+            return recent
+        if len(self._intact_at) > MAX_INTACT:
+            self._intact_at = {c: at for c, at in self._intact_at.items() if now - at < INTACT_S}
+        self._intact_at |= {(node, key, version, i): now for i in answer["intact"]}
+        return recent | set(answer["intact"])
 
     async def drop(self, node: str, items: list[tuple[str, int]]) -> bool:
         """Let a node drop objects (key, version). Return whether it has answered."""

@@ -494,6 +494,10 @@ class Proxy:
         nodes do not have either are rebuilt unless they have been moved meanwhile. The others
         stay: a client may be unable to read anything, such as one without descriptors.
         """
+        before = self.table.objects.get(key)
+        if before is None or before.version != version:
+            return {}
+        bad = {i: node for i, node in bad.items() if before.at.get(i) == node}
         intact = await self._intact_of(key, version, bad)
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version or not entry.committed:

@@ -6,12 +6,12 @@ import os
 import socket
 
 import pytest
-from infinicache import AsyncCache, Cache, CacheError, CacheNode, stripes
+from infinicache import AsyncCache, Cache, CacheError, CacheNode, mover, stripes
 from infinicache.client import as_bytes
 from infinicache.connection import Peers
 
-from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until
-from tests.waiting import NEVER_S
+from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until, whole
+from tests.waiting import NEVER_S, PATIENCE_S
 
 
 def test_what_is_lost_is_dropped_and_puts_go_on():
@@ -120,6 +120,46 @@ def test_a_client_that_can_read_nothing_takes_nothing_from_others(monkeypatch):
             assert await other.stat("k") == before
             assert await other.get("k") == data(900)
             assert (await other.summary())[0]["lost"] == 0
+
+    run(work)
+
+
+def test_a_client_that_can_read_nothing_lets_nodes_check_a_chunk_once_in_a_while(monkeypatch):
+    """Each check reads the whole chunk."""
+    monkeypatch.setattr(mover, "INTACT_S", PATIENCE_S)
+
+    async def work(make):
+        pool = make(5)
+        checks = []
+        for node in pool.nodes:
+            handle = node.server.handlers["check"]
+
+            def counting(address=node.address, handle=handle, **arguments):
+                checks.extend((address, index) for index in arguments["indices"])
+                return handle(**arguments)
+
+            node.server.handlers["check"] = counting
+        async with pool.cache(code=(3, 1)) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(900))
+            place = await cache.stat("k")
+            elsewhere = next(n.address for n in pool.nodes if n.address not in place.nodes.values())
+            client = Peers(KEY)
+            report = client.at(pool.nodes[0].address).call
+            for bad in (dict.fromkeys(place.nodes, elsewhere), {0: place.nodes[0]}):
+                await report("report", key="k", version=place.version, bad=bad)
+            assert checks == [(place.nodes[0], 0)], "not where a chunk is no longer"
+            for _ in range(3):
+                await report("report", key="k", version=place.version, bad=place.nodes)
+            assert sorted(checks) == sorted((node, i) for i, node in place.nodes.items())
+            assert (await cache.stat("k")).nodes == place.nodes
+            monkeypatch.setattr(mover, "INTACT_S", 0.0)
+            lost = next(n for n in pool.nodes if n.address == place.nodes[0])
+            lost.store.forget("k", place.version, 0)
+            await report("report", key="k", version=place.version, bad=place.nodes)
+            await whole(cache, 5)
+            assert len(checks) == 8
+            client.close()
 
     run(work)
 

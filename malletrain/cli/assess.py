@@ -279,7 +279,8 @@ def assess(
                 gpus = gpu_report(log, use, hosts, wanted_slots, nodes)
             ground = "as stated (--nodes)"
             named = {name for job in log.jobs for name in job.names}
-            hosts.require_forms_of(named)
+            if gpus is not None or (nodes is None and is_named):  # where hosts count by name
+                hosts.require_forms_of(named)
             if nodes is None and hosts.names and is_named:
                 nodes = len({*hosts.names, *named})
                 ground = "those that --nodes-file or an option names and those that jobs used"

@@ -138,9 +138,12 @@ class Mover:
             async with time_limit(ANSWER_TIMEOUT_S):
                 await self._peers.at(node).call("drop", items=items)
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
-            waiting = self.undropped.setdefault(node, {})
-            for key, version in items:
-                waiting[key] = max(version, waiting.get(key, 0))
+            nodes = self._table().nodes  # one may have left meanwhile
+            self.undropped = {n: waiting for n, waiting in self.undropped.items() if n in nodes}
+            if node in nodes:
+                waiting = self.undropped.setdefault(node, {})
+                for key, version in items:
+                    waiting[key] = max(version, waiting.get(key, 0))
             return False
         return True
 

@@ -11,7 +11,7 @@ import pytest
 from infinicache import mover, proxy
 from infinicache import node as cache_node
 from infinicache.codec import Code
-from infinicache.connection import Peers
+from infinicache.connection import CallFailed, Peers
 from infinicache.objects import CacheError
 from infinicache.table import Table
 
@@ -100,6 +100,35 @@ def test_what_a_node_did_not_drop_is_dropped_when_it_is_heard_of():
             await until(dropped, "the node drops it")
 
     run(work)
+
+
+class RefusingPeers:
+    """Nodes that refuse each request, after ``meanwhile`` has happened."""
+
+    def __init__(self, meanwhile) -> None:
+        self._meanwhile = meanwhile
+
+    def at(self, address):
+        return self
+
+    async def call(self, op, /, **arguments):
+        self._meanwhile()
+        raise CallFailed("not now", "refused")
+
+
+def test_nobody_waits_for_what_nodes_that_have_left_did_not_drop():
+    table = Table()
+    for name in ("stays", "leaves"):
+        table.add_node(name, 1000)
+    moves = mover.Mover(RefusingPeers(lambda: table.lose_node("leaves")), lambda: table)
+    assert not asyncio.run(moves.drop("leaves", [("k", 1)]))
+    assert moves.undropped == {}
+    assert not asyncio.run(moves.drop("stays", [("k", 1)]))
+    assert moves.undropped == {"stays": {"k": 1}}
+    table.lose_node("stays")
+    table.add_node("other", 1000)
+    assert not asyncio.run(moves.drop("other", [("k", 2)]))
+    assert moves.undropped == {"other": {"k": 2}}
 
 
 def test_a_move_that_fails_leaves_no_part_of_a_chunk():

@@ -78,33 +78,50 @@ def test_the_pauses_before_a_request_is_repeated_grow_and_are_bounded(monkeypatc
     assert sum(pauses) <= TIMEOUT_S
 
 
-class PeersWithAnOldMember(SilentPeers):
-    """The first member names a proxy that is none any more."""
+class PeersWithOldMembers(SilentPeers):
+    """Members of which the first ones name a proxy that is none any more. ``requests``: (address,
+    name) of each.
+    """
 
-    def __init__(self, address: str = "") -> None:
-        self._address = address
+    def __init__(self, *old: str, address: str = "", requests: list[tuple[str, str]]) -> None:
+        self._old, self._address, self._requests = old, address, requests
 
-    def at(self, address: str) -> PeersWithAnOldMember:
-        return PeersWithAnOldMember(address)
+    def at(self, address: str) -> PeersWithOldMembers:
+        return PeersWithOldMembers(*self._old, address=address, requests=self._requests)
 
     async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        self._requests.append((self._address, op))
+        if self._address in ("gone:1", "gone:2"):
+            raise ConnectionLost("No answer.")
         if op == "topology":
-            proxy = "former:1" if self._address == "old:1" else "proxy:1"
-            return {"proxies": [proxy], "members": ["old:1", "new:1"]}, b""
+            earlier = self._requests.count((self._address, op)) - 1
+            is_old = self._address in self._old and not earlier
+            members = ["a:1", "b:1", "gone:1", "c:1"]
+            return {"proxies": ["former:1" if is_old else "proxy:1"], "members": members}, b""
         if self._address == "former:1":
             raise CallFailed("This node is not the proxy.", "unavailable")
         return {"answered": self._address}, b""
 
 
-def test_another_member_is_asked_where_the_first_names_a_former_proxy(monkeypatch):
-    pauses = []
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        (["a:1"], ["a:1", "b:1"]),
+        (["a:1", "b:1"], ["a:1", "b:1", "gone:1", "c:1"]),
+        (["a:1", "b:1", "c:1"], ["a:1", "b:1", "gone:1", "c:1", "a:1"]),
+    ],
+)
+def test_other_members_are_asked_where_the_first_name_a_former_proxy(monkeypatch, old, expected):
+    """When all have been asked, they are asked again, and not those that left before."""
+    requests: list[tuple[str, str]] = []
 
     async def sleep(pause_s):
-        pauses.append(pause_s)
+        pass
 
     monkeypatch.setattr(
         proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
     )
-    cache = Proxies(["old:1", "new:1"], PeersWithAnOldMember(), TIMEOUT_S)
+    contacts = ["a:1", "b:1", "gone:2"]
+    cache = Proxies(contacts, PeersWithOldMembers(*old, requests=requests), TIMEOUT_S)
     assert asyncio.run(cache.ask("key", "find")) == {"answered": "proxy:1"}
-    assert len(pauses) == 1
+    assert [address for address, op in requests if op == "topology"] == expected

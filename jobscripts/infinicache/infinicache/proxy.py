@@ -115,7 +115,7 @@ class Proxy:
         """Return the requests that the proxy answers. Those that change something go on to their
         end if the caller is gone: half a change would leave memory that nobody counts.
         """
-        changes = {
+        changes: dict[str, Handler] = {
             "begin": self._begin,
             "commit": self._commit,
             "delete": self._delete,

@@ -101,7 +101,7 @@ def digest_of_arrays(*arrays: NDArray[Any] | None) -> str:
     total = hashlib.sha256()
     for array in arrays:
         if array is not None:
-            total.update(np.ascontiguousarray(array))
+            total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return total.hexdigest()[:16]
 
 

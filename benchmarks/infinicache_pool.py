@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "jobscripts" / "inf
 
 from infinicache import moves
 from infinicache.availability import PoolChange, expected_losses
+from infinicache.backup import peer_of
 from infinicache.codec import STRIPE_BYTES, Code, code_for
 from infinicache.entries import Entry
 from infinicache.objects import TooLarge, Unavailable
 from infinicache.placement import Prospect, departure_groups_of
-from infinicache.proxy import peer_of
 from infinicache.table import Table
 
 JOIN_S, GRACE_S, SETTLE_S = 5.0, 30.0, 1.0

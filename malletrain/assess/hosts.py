@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -107,6 +107,28 @@ class Hosts:
         sizes += [self.cpus.default, *(cpus for _, cpus in self.cpus.by_pattern)]
         return max((cpus for cpus in sizes if cpus is not None), default=None)
 
+    def require_forms_of(self, names: Iterable[str]) -> None:
+        """Check that no host is one of ``names``, those of the log, in another form: it would count
+        twice, and once as idle.
+
+        Raises:
+            WorkloadError: a host and one of the log differ by a domain that only one of them has,
+                or by capital letters.
+        """
+        used = set(names)
+        forms = {name.lower(): name for name in used}
+        forms |= {name.partition(".")[0].lower(): name for name in used if _has_domain(name)}
+        for host in self.names:
+            short = host.partition(".")[0] if _has_domain(host) else host
+            other = forms.get(host.lower()) or forms.get(short.lower(), host)
+            if host in used or other == host or (_has_domain(host) and _has_domain(other)):
+                continue
+            where = self.place(host) if host in self.listed else "An option"
+            raise WorkloadError(
+                f"{where}: {host} is called {other} in the log; use the names of the log, or the "
+                "host would count twice."
+            )
+
     def idle_patterns(self, names: Sequence[str]) -> list[str]:
         """Return the patterns that match none of these hosts."""
         patterns = dict.fromkeys(
@@ -129,6 +151,11 @@ class Hosts:
             listed.cpus if cpus is None else cpus,
             listed.memory if memory is None else memory,
         )
+
+
+def _has_domain(host: str) -> bool:
+    """Return whether this is a name with a domain, and no address such as 10.0.0.7."""
+    return "." in host and not host.partition(".")[0].isdecimal()
 
 
 def _count(text: str) -> int:

@@ -278,8 +278,11 @@ def assess(
             if counts_gpus and use is not None:
                 gpus = gpu_report(log, use, hosts, wanted_slots, nodes)
             ground = "as stated (--nodes)"
+            named = {name for job in log.jobs for name in job.names}
+            if gpus is not None or (nodes is None and is_named):  # where hosts count by name
+                hosts.require_forms_of(named)
             if nodes is None and hosts.names and is_named:
-                nodes = len({*hosts.names, *(name for job in log.jobs for name in job.names)})
+                nodes = len({*hosts.names, *named})
                 ground = "those that --nodes-file or an option names and those that jobs used"
             elif nodes is None and hosts.listed:
                 nodes, ground = len(hosts.listed), "those of --nodes-file"

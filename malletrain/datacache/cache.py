@@ -17,6 +17,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ from malletrain.memory.folder import SHARED_MEMORY, bound
 from malletrain.protocol import env
 from malletrain.protocol.sizes import share_or_size, shown
 from malletrain.protocol.worker_channel import DataCacheFacts
+from malletrain.training import rng
 from malletrain.training.report import send, tell
 from malletrain.training.sampler import ElasticSampler
 
@@ -52,6 +54,10 @@ DEFAULT_MEMORY = "25%"
 REPORT_INTERVAL_S = 2.0
 """Time between two reports of the counts to the agent, seconds."""
 MAX_NAME = 200
+CHECKED_SAMPLES, CHECK_S = 8, 1.0
+"""How many samples are read twice before a data set is first cached on a node, to see whether they
+are the same each time, and after how long no further one is, seconds.
+"""
 
 
 class DataCache:
@@ -117,6 +123,7 @@ class DataCache:
             memory = os.environ.get(env.DATA_MEMORY) or DEFAULT_MEMORY
         slot = os.environ.get(env.SLOT_MEMORY_MB, "")
         max_bytes = share_or_size(memory, bound(1.0, int(slot) << 20 if slot.isdecimal() else None))
+        began = time.monotonic()
         try:
             first = check_sum(0, pack(self._dataset[0]))
         except CannotPackError as error:
@@ -126,10 +133,22 @@ class DataCache:
                 "data set return these, and make other objects in DataCache(transform=...)."
             )
             return
+        read_s = time.monotonic() - began
         name = self._identity.name
         self._identity = DataSetIdentity(name, self._length, first)
         try:
             folder = private_data_folder(data_folder())
+            varying = None
+            if not (folder / file_name(name)).exists():
+                # Only one process of a node reads them, and all are to draw the same numbers later.
+                with rng.preserved():
+                    varying = self._varying_sample(first, read_s)
+            if varying is not None:
+                self._say_uncached(
+                    f"sample {varying} differs when it is read again. If the data set applies "
+                    "random augmentations, move them to DataCache(transform=...)."
+                )
+                return
             store = attach(folder, self._identity, max_bytes)
         except OtherDataSetError:
             raise
@@ -157,6 +176,26 @@ class DataCache:
         self._folder, self._store = folder, store
         self._counts = SharedCounts(folder)
         atexit.register(_at_exit, weakref.ref(self), os.getpid())
+
+    def _varying_sample(self, first: int, read_s: float) -> int | None:
+        """Return a sample that is not the same each time, of a few at the beginning: augmentations
+        that are made once and kept are none. None if there is none.
+
+        Args:
+            first: check sum of sample 0.
+            read_s: how long its first read took, seconds.
+        """
+        deadline = time.monotonic() + CHECK_S - read_s
+        for sample in range(min(CHECKED_SAMPLES, self._length)):
+            if time.monotonic() > deadline:
+                return None
+            try:
+                before = first if sample == 0 else check_sum(sample, pack(self._dataset[sample]))
+                if check_sum(sample, pack(self._dataset[sample])) != before:
+                    return sample
+            except Exception:  # what the sample's reader sees; it is not needed here
+                return None
+        return None
 
     def _say_uncached(self, reason: str) -> None:
         tell(f"The data set {self._identity.name!r} is read without a cache: {reason}")

@@ -85,9 +85,7 @@ def unpack(data: Any) -> Any:
 
 def _describe(value: Any, add: Any, place: str) -> list[Any]:
     kind = type(value)
-    if value is None or kind in (bool, float, str):
-        return ["v", value]
-    if kind is int and -(2**63) <= value < 2**64:
+    if value is None or kind in (bool, float) or _is_encodable(value):
         return ["v", value]
     if kind in (bytes, bytearray):
         return ["b", kind is bytearray, *add(value)]
@@ -97,7 +95,7 @@ def _describe(value: Any, add: Any, place: str) -> list[Any]:
     if kind is dict:
         pairs = []
         for key, part in value.items():
-            if type(key) not in (str, int):
+            if not _is_encodable(key):
                 raise _cannot(key, f"a key of {place or 'the sample'}")
             pairs.append([key, _describe(part, add, f"{place}[{key!r}]")])
         return ["d", pairs]
@@ -135,9 +133,25 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind in (tuple, list):
         return all(map(_is_plain, value))
+    return value is None or kind in (bool, float, bytes) or _is_encodable(value)
+
+
+def _is_encodable(value: Any) -> bool:
+    """Whether a value is an integer or a text that msgpack has a form for. A text with half of a
+    character (a surrogate) has none, such as a file name that is not UTF-8.
+    """
+    kind = type(value)
     if kind is int:
         return bool(-(2**63) <= value < 2**64)
-    return value is None or kind in (bool, float, str, bytes)
+    return kind is str and (value.isascii() or _is_utf8(value))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _describe_tensor(torch: Any, value: Any, add: Any, place: str) -> list[Any]:
@@ -161,6 +175,11 @@ def _cannot(value: Any, place: str) -> CannotPackError:
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
+    if kind is str:
+        return CannotPackError(
+            f"{place} is a text with half of a character (a surrogate), as file names that are not "
+            "UTF-8 have; return its bytes: os.fsencode(name)"
+        )
     return CannotPackError(f"{place} is of type {name}")
 
 

@@ -72,10 +72,6 @@ def read_sacct(path: str | Path) -> JobLog:
     jobs: dict[object, LogJob] = {}
     for entry in entries:
         submit, start, end = entry.submit, entry.start, entry.end
-        if submit and start and start < submit <= _repeated(start):
-            start = _repeated(start)
-        if start and end and end < start < end + 3600:
-            end += 3600  # local times: it ran during the repeated hour at the end of summer time
         try:
             names = _node_names(entry.nodes)
             allocated = slurm_tres(entry.tres)
@@ -156,23 +152,16 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
             continue
         if row[start].strip() == "Start" and row[end].strip() == "End":
             continue  # several concatenated files
-        if cluster is not None:
-            clusters.add(row[cluster].strip())
-            if len(clusters) > 1:
-                raise WorkloadError(
-                    f"{path}, line {number}: The log has jobs of several clusters "
-                    f"({', '.join(sorted(clusters))}); give those of one (sacct --clusters NAME)."
-                )
         listed = "" if nodes is None else row[nodes].strip()
         try:
+            if cluster is not None:
+                _require_one_cluster(clusters, row[cluster].strip())
             yield _SacctEntry(
                 number,
                 "" if job is None else row[job],
-                _slurm_time(row[submit]),
-                _slurm_time(row[start]),
-                _slurm_time(row[end]),
+                *_slurm_times(row[submit], row[start], row[end]),
                 listed,
-                0 if counted is None or listed not in _NO_NODES else _count(row[counted]),
+                0 if counted is None or listed else _count(row[counted]),
                 "" if tres is None else row[tres],
             )
         except WorkloadError as error:
@@ -181,6 +170,33 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
 
 _JOB_ID = {"JobIDRaw": "JobID"}
 """Column to the one that says the same."""
+
+
+def _require_one_cluster(clusters: set[str], cluster: str) -> None:
+    """Add the cluster of a job to ``clusters``. Raises WorkloadError if there are several."""
+    clusters.add(cluster)
+    if len(clusters) > 1:
+        raise WorkloadError(
+            f"The log has jobs of several clusters ({', '.join(sorted(clusters))}); give those of "
+            "one (sacct --clusters NAME)."
+        )
+
+
+def _slurm_times(
+    submitted: str, started: str, ended: str
+) -> tuple[float | None, float | None, float | None]:
+    """Return when a job was submitted, started and ended. A local time may mean two moments in the
+    hour that is repeated at the end of summer time; the order of the three says which. Seconds
+    since the epoch mean one.
+    """
+    submit, start, end = (_slurm_time(text) for text in (submitted, started, ended))
+    if any(_EPOCH.fullmatch(text) for text in (submitted, started, ended)):
+        return submit, start, end
+    if submit and start and start < submit <= _repeated(start):
+        start = _repeated(start)
+    if start and end and end < start < end + 3600:
+        end += 3600
+    return submit, start, end
 
 
 def _repeated(seconds: float) -> float:
@@ -207,7 +223,8 @@ def _wrong_length(row: list[str], header: list[str], line: str) -> str:
     return f"There are {len(row)} columns instead of {len(header)}; {why}"
 
 
-_NO_NODES = ("", "None assigned")
+NO_NODE = "None assigned"
+"""The NodeList of a job that never had a node."""
 
 
 @lru_cache(maxsize=65536)
@@ -215,16 +232,19 @@ def _node_names(listed: str) -> tuple[str, ...]:
     """Return the names of nodes in a NodeList. Equal names are one object, because a log has few
     names and many lists.
     """
-    return () if listed in _NO_NODES else tuple(map(sys.intern, expand(listed)))
+    return () if listed in ("", NO_NODE) else tuple(map(sys.intern, expand(listed)))
 
 
 def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
     """Yield the jobs in the output of ``sacct --json`` (Slurm 21.08 to 25.11). Their steps lie in
     them.
     """
+    clusters = set[str]()
     for number, job in json_objects(path, "jobs"):
         try:
-            times = job["time"]
+            if job.get("cluster"):
+                _require_one_cluster(clusters, str(job["cluster"]))
+            times, listed = job["time"], job.get("nodes") or ""
             tres = (
                 f"{entry['type']}{'/' if entry.get('name') else ''}{entry.get('name') or ''}="
                 f"{_json_number(entry.get('count')):.0f}"
@@ -236,10 +256,12 @@ def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
                 _json_number(times["submission"]) or None,
                 _json_number(times["start"]) or None,
                 _json_number(times["end"]) or None,
-                job.get("nodes") or "",
-                int(_json_number(job.get("allocation_nodes"))),
+                listed,
+                0 if listed == NO_NODE else int(_json_number(job.get("allocation_nodes"))),
                 ",".join(tres),
             )
+        except WorkloadError as error:
+            raise WorkloadError(f"{path}, line {number}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WorkloadError(
                 f"{path}, line {number}: The job is not as sacct --json prints it "

@@ -19,13 +19,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from malletrain.sim.logged_jobs import JobLog
-from malletrain.sim.observation import Observation, observe
+from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation, observe
 from malletrain.sim.occupancy import (
     JobSpan,
     NodeCpus,
@@ -38,6 +38,11 @@ from malletrain.sim.occupancy import (
 )
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
+
+MAX_EDGE_FRACTION = 0.25
+"""Maximum fraction of the observation for which a node that is there may have no job at an edge,
+unless the report names it.
+"""
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,7 @@ def _named(
             f"The machine is taken to have the {len(names):,} nodes that the log names. Nodes that "
             "no job of the log used are not counted at all (else: --nodes)."
         )
+    assumptions += _partly_present(busy, duration)
     node, gap_from, gap_to = [], [], []
     for k, name in enumerate(names):
         free_since = -math.inf
@@ -237,6 +243,33 @@ def _named(
         gap_from.append(free_since)
         gap_to.append(max(duration, free_since))
     return Trace.from_gaps(node, gap_from, gap_to, names, duration)
+
+
+def _partly_present(
+    busy: Mapping[str, Sequence[tuple[float, float]]], duration: float
+) -> list[str]:
+    """Return a sentence about nodes that have no job for long at an edge of the observation: they
+    may not have existed then, or had another name.
+
+    Args:
+        busy: node → (start, end) of its jobs, seconds of the observation.
+        duration: length of the observation, seconds.
+    """
+    edge_s = MAX_EDGE_FRACTION * duration
+    count, absent_s = 0, 0.0
+    for jobs in busy.values():
+        before_s = min(max(min(start for start, _ in jobs), 0.0), duration)
+        after_s = min(max(duration - max(end for _, end in jobs), 0.0), duration - before_s)
+        edges = [each for each in (before_s, after_s) if each > edge_s]
+        count += bool(edges)
+        absent_s += sum(edges)
+    if absent_s <= MAX_MISSING_FRACTION * len(busy) * duration:
+        return []
+    return [
+        f"{count:,} of the named nodes have no job in the first or last quarter of the time or "
+        f"longer, and count as idle there, with {absent_s / 3600:,.0f} node-hours. If they were "
+        "added, removed or renamed, fewer nodes were idle (else choose a time by --from and --to)."
+    ]
 
 
 def _without_names(

@@ -7,7 +7,8 @@ the jobs, and the nodes of a missing job would look idle:
   A job that ended earlier is not listed, even if it overlaps with listed ones. So the observation
   cannot begin before the first end in the log.
 * PBS writes a record when a job ends, with its start. So all jobs are known from the first record
-  on.
+  on, except those that ran through the whole log. How many these were follows from the jobs that
+  began before the log and ran for longer than it lasts; the report states it if they matter.
 * A log in the Standard Workload Format lists jobs by their submission. A job that was submitted
   before the first entry and still ran is not listed.
 * At its end a log lists jobs that have ended; only some logs list those that still ran. A missing
@@ -107,6 +108,8 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
             f"{100 * MAX_MISSING_FRACTION:.0f} % of the node-hours may be those of jobs that are "
             "missing."
         )
+    if log.lists == "since":
+        sentences += _spanning(log, jobs, max([last, *ends]))
     if stated_end is None:
         end = _without_silence(log, submissions, begin, end, sentences)
     else:
@@ -180,6 +183,30 @@ def _begin(
             "earlier, say when (--from)."
         )
     return begin
+
+
+def _spanning(log: JobLog, jobs: Sequence[LogJob], last: float) -> list[str]:
+    """Return a sentence about jobs that ran from before the first record until after the last one,
+    which are not in the log. ``last``: the time of the last record.
+
+    Of jobs of length L that start at any time, L − D run through a log of length D for D that end
+    in it, and each of these hides D.
+    """
+    first = max(0.0, log.since_s)
+    lasts_s = last - first
+    ended = [(job.run_s, job.nodes) for job in jobs if job.run_s is not None]
+    longer = [(run_s - lasts_s, nodes) for run_s, nodes in ended if run_s > lasts_s]
+    missing_s = sum(beyond * nodes for beyond, nodes in longer)
+    spans = [(_start(job), _start(job) + (job.run_s or math.inf), job.nodes) for job in jobs]
+    known_s = sum((min(end, last) - max(start, first)) * nodes for start, end, nodes in spans)
+    if missing_s <= MAX_MISSING_FRACTION * (known_s + missing_s):
+        return []
+    return [
+        f"Jobs that ran from before the first record until after the last one are not in the log "
+        f"of {_time(lasts_s)}, and their nodes look idle. {len(longer):,} jobs ended that had run "
+        f"for longer than that; by these, about {missing_s / 3600:,.0f} node-hours are missing, "
+        f"beside {known_s / 3600:,.0f} that are known. Give more days."
+    ]
 
 
 def _without_silence(

@@ -12,11 +12,12 @@ state and from the state that this rank had at its start.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 
@@ -58,6 +59,25 @@ def load(states: dict[str, Any]) -> None:
         numpy.random.set_state(
             (kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached)
         )
+
+
+@contextlib.contextmanager
+def preserved() -> Iterator[None]:
+    """Let the generators on the CPU continue after a block as if nothing had been drawn in it:
+    Python's, and those of numpy and torch if they are imported before.
+    """
+    python = random.getstate()
+    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
+    of_numpy = None if numpy is None else numpy.random.get_state(legacy=False)
+    of_torch = None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+        if torch is not None:
+            torch.set_rng_state(of_torch)
 
 
 def branch(number: int, generator: Any = None) -> None:

@@ -1,10 +1,10 @@
 """The client of the cache for asyncio: ``put``, ``get``, ``delete``, ``stat``, and streams of
 objects of which memory cannot hold two copies.
 
-The client encodes and decodes objects; :mod:`infinicache.stripes` reads them. A chunk that cannot
-be read counts as lost: the client reports it to the proxy, which has it rebuilt. Values are
-immutable: a put under an existing key replaces the object. Once that put has begun, the old object
-is not read.
+The client encodes and decodes objects; :mod:`infinicache.stripes` reads them. The client reports
+chunks that it cannot read to the proxy, which has those rebuilt that are bad. Values are immutable:
+a put under an existing key replaces the object. Once that put has begun, the old object is not
+read.
 """
 
 from __future__ import annotations

@@ -41,6 +41,12 @@ def is_copy(key: str) -> bool:
     return _NAME.match(key) is not None
 
 
+def original_of(key: str) -> str:
+    """Return the key of the object of which this is the name of a copy, or the key itself."""
+    name = _NAME.match(key)
+    return key if name is None else key[name.end() :]
+
+
 class ReadLoad:
     """Bytes read of each object, in this window and in the last one."""
 

@@ -26,8 +26,11 @@ from infinicache.proxy import Proxy
 from infinicache.store import ChunkStore, Refusal
 from infinicache.stripes import is_chunk
 from malletrain.streams.server import StreamServer
+from malletrain.waits import time_limit
 
 HEARTBEAT_S = 0.5
+SOURCE_TIMEOUT_S = 30.0
+"""Maximum time in which a node sends a chunk to another, seconds."""
 log = logging.getLogger("infinicache")
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -103,7 +106,9 @@ class CacheNode:
         self._peer: str | None = None
         self._peers = Peers(key)
         self._slots = max(1, proxies)
-        self.proxy = Proxy(self._peers, move_bytes_s=move_bytes_s, reserve=reserve)
+        self.proxy = Proxy(
+            self._peers, move_bytes_s=move_bytes_s, reserve=reserve, slots=self._slots
+        )
         self.server = Server(
             {
                 "put": self._put,
@@ -112,6 +117,7 @@ class CacheNode:
                 "keep": self.backups.keep,
                 "drop": self._drop,
                 "forget": self._forget,
+                "check": self._check,
                 "pull": self._pull,
                 "topology": self._topology,
                 "health": self._health,
@@ -157,6 +163,7 @@ class CacheNode:
         if self.slot is None and self.address in self._members:
             self.slot = self._members.index(self.address) % self._slots
         self._registered_at.intersection_update(self.proxies())
+        self.backups.view(self._members)
         self.proxy.view(
             self._members,
             self._leaving,
@@ -182,7 +189,8 @@ class CacheNode:
                     self._registered_at.discard(address)
             await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
 
-    async def _register(self, address: str) -> None:
+    async def _register(self, address: str) -> bool:
+        """Let a proxy know this node. Return whether it serves this node's slot."""
         peer = self._peers.at(address)
         if address in self._registered_at:
             answer, _ = await peer.call(
@@ -190,7 +198,7 @@ class CacheNode:
             )
             if answer["registered"]:
                 self._peer = answer["peer"] or self._peer
-                return
+                return bool(answer.get("served", True))
         objects = [msgspec.to_builtins(h) for h in self.store.inventory()]
         answer, _ = await peer.call(
             "register",
@@ -205,6 +213,7 @@ class CacheNode:
         for key, version in answer["drop"]:
             self.store.drop(key, version)
         self._registered_at.add(address)
+        return bool(answer.get("served", True))  # a proxy of an older version does not say it
 
     async def _keep_backed_up(self, every_s: float) -> None:
         while not self._closed:
@@ -226,16 +235,23 @@ class CacheNode:
         return curves
 
     async def drain(self) -> int:
-        """Hand over the chunks of this node to the others, as far as the time allows. Return the
-        number of bytes handed over.
+        """Hand over the chunks of this node to the others. Return the number of bytes handed over.
+        The caller limits the time: it waits until the next proxy knows that it is the proxy.
         """
-        moved = 0
-        for slot, address in enumerate(self.proxies()):
-            if slot == self.slot and address != self.address:
-                await self._register(address)  # that member may have just become the proxy
-                answer, _ = await self._peers.at(address).call("drain", address=self.address)
-                moved += answer["bytes"]
-        return moved
+        while True:
+            proxies = self.proxies()
+            if self.slot is None or not proxies or proxies[self.slot] == self.address:
+                return 0
+            address = proxies[self.slot]
+            try:
+                if await self._register(address):
+                    break
+            except CallFailed as error:
+                log.info("the proxy at %s is not ready: %s", address, error)
+            # That member has just become the proxy, and does not know it yet.
+            await asyncio.sleep(HEARTBEAT_S / 10)
+        answer, _ = await self._peers.at(address).call("drain", address=self.address)
+        return int(answer["bytes"])
 
     async def close(self) -> None:
         """Stop serving."""
@@ -283,6 +299,10 @@ class CacheNode:
         self.store.forget(key, version, index)
         return {}
 
+    def _check(self, key: str, version: int, indices: list[int]) -> dict[str, Any]:
+        """Return which chunks of an object are here, undamaged."""
+        return {"intact": [i for i in indices if self.store.has_intact(key, version, i)]}
+
     def _topology(self) -> dict[str, Any]:
         return {"proxies": self.proxies(), "number": self.number, "members": list(self._members)}
 
@@ -307,15 +327,22 @@ class CacheNode:
         else rebuilt from d other chunks. Return the number of transferred bytes.
         """
         form, moved = msgspec.convert(shape, Shape), 0
+        silent: set[str] = set()
         for stripe, length in enumerate(form.stripes):
             size = chunk_bytes(length, form.d)
             chunks: dict[int, Buffer] = {}
             todo = sorted(sources.items(), key=lambda source: source[0] != index)
             for source, address in [*([(index, spare)] if spare else []), *todo]:
+                if address in silent:
+                    continue
                 try:
-                    head, body = await self._peers.at(address).call(
-                        "get", key=key, version=version, stripe=stripe, index=source
-                    )
+                    async with time_limit(SOURCE_TIMEOUT_S):
+                        head, body = await self._peers.at(address).call(
+                            "get", key=key, version=version, stripe=stripe, index=source
+                        )
+                except asyncio.TimeoutError:  # such as a process that is stopped
+                    silent.add(address)
+                    continue
                 except (ConnectionLost, CallFailed):
                     continue
                 if is_chunk(head, body, (key, version, stripe, source), size):

@@ -1,5 +1,5 @@
 """Decides which nodes get the chunks of an object: those that are expected to stay, and that do not
-leave together. Pure.
+leave together. Pure: times are the caller's.
 
 The prospect of a node is how long it is expected to stay, and the groups of nodes with which it may
 leave (its rack, the time at which it joined). On a batch-scheduled machine such groups leave at
@@ -84,3 +84,54 @@ def departure_groups_of(node: str, joined_at: str) -> tuple[str, ...]:
     number, and the nodes that joined at the same time ``joined_at``.
     """
     return (f"rack {node.rstrip('0123456789')}", f"joined {joined_at}")
+
+
+JOIN_INTERVAL_S = 30.0
+"""Nodes that join within one interval of this length count as joined together, seconds."""
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    name: str
+    at: float
+
+
+class NodeArrivals:
+    """The arrivals of a proxy's nodes, and the prospect of each node that follows from them. Times
+    are the caller's, in seconds.
+
+    The prospect is the daemon's forecast of how long a node stays. Without a forecast it is the
+    node's age: on every machine examined, gaps that have lasted long last longer, and the age was
+    nearly as informative as the true end (docs/infinicache.md).
+    """
+
+    def __init__(self) -> None:
+        self._came: dict[str, _Arrival] = {}
+        self._lasts: dict[str, tuple[float, float]] = {}
+
+    def add(self, address: str, name: str, age_s: float, now: float) -> None:
+        """Record that a process registers, which has run for ``age_s`` on the node called
+        ``name``.
+        """
+        self._came.setdefault(address, _Arrival(name, now - age_s))
+
+    def update_lifetimes(self, lasts: Mapping[str, float], now: float) -> None:
+        """Set the forecasts: address → seconds from ``now`` for which its node is expected to
+        stay.
+        """
+        self._lasts = {address: (lasts_s, now) for address, lasts_s in lasts.items()}
+
+    def remove(self, address: str) -> None:
+        """Forget a node that has left."""
+        self._came.pop(address, None)
+
+    def prospect(self, address: str, now: float) -> Prospect:
+        """Return the prospect of a node."""
+        arrival = self._came.get(address)
+        if arrival is None:
+            return NO_PROSPECT
+        lasts_s, reported_at = self._lasts.get(address, (now - arrival.at, now))
+        return Prospect(
+            max(0.0, lasts_s - (now - reported_at)),
+            departure_groups_of(arrival.name, f"{arrival.at // JOIN_INTERVAL_S:.0f}"),
+        )

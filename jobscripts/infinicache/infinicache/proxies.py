@@ -58,30 +58,44 @@ class Proxies:
     def __init__(self, contacts: Sequence[str], peers: Peers, timeout_s: float) -> None:
         self.addresses: list[str] = []
         """Address of the proxy of each slot; empty until learned."""
-        self._contacts = list(contacts)
+        self._contacts = self._members = list(contacts)
         self._peers = peers
         self._timeout_s = timeout_s
         self._ring = Ring(1)
 
-    async def learn(self) -> None:
-        """Ask the members for the proxies, until one answers."""
-        failures = []
-        for address in dict.fromkeys([*self._contacts, *self.addresses]):
+    async def learn(self, unhelpful: set[str] | None = None) -> str:
+        """Ask the members for the proxies, until one answers. Return its address. Another cache may
+        have the address of a member that has left; it refuses the key.
+
+        Args:
+            unhelpful: members that are asked last: they have named a former proxy, or did not
+                answer. Those that do not answer are added; when it has all, it is emptied.
+        """
+        failures, refusal = [], ""
+        later = set[str]() if unhelpful is None else unhelpful
+        if later.issuperset(self._members):  # any of them may have heard of a change since
+            later.clear()
+        contacts = dict.fromkeys([*self._contacts, *self.addresses])
+        for address in sorted(contacts, key=later.__contains__):
             try:
                 head, _ = await self.call(address, "topology")
             except KeyRefused as error:
-                raise CacheError(
-                    f"{error} Its key is that of its job: malletrain members JOB --key."
-                ) from None
+                refusal = f"{error} Its key is that of its job: malletrain members JOB --key."
+                later.add(address)
+                continue
             except (ConnectionLost, CallFailed, Unavailable) as error:
                 failures.append(str(error))
+                later.add(address)
                 continue
             if head["proxies"]:
                 if len(self.addresses) != len(head["proxies"]):
                     self._ring = Ring(len(head["proxies"]))
                 self.addresses = head["proxies"]
-                self._contacts = list(dict.fromkeys([*head["members"], *self._contacts]))[:64]
-                return
+                self._members = head["members"]
+                self._contacts = list(dict.fromkeys([*self._members, *self._contacts]))[:64]
+                return address
+        if refusal:
+            raise CacheError(refusal)
         raise Unavailable(
             f"No member of the cache answers. {' '.join(dict.fromkeys(failures))[:300]}"
         )
@@ -105,10 +119,11 @@ class Proxies:
         """
         deadline = time.monotonic() + self._timeout_s
         attempt = 0
+        source, unhelpful = "", set[str]()
         while True:
             try:
                 if not self.addresses:
-                    await self.learn()
+                    source = await self.learn(unhelpful)
                 if missed_at is not None:
                     arguments["loaded_s"] = time.monotonic() - missed_at
                 head, _ = await self.call(self.addresses[self._ring.slot(key)], op, **arguments)
@@ -117,6 +132,8 @@ class Proxies:
                 if error.code != "unavailable" or op == "commit" or time.monotonic() > deadline:
                     raise _RAISES.get(error.code, CacheError)(str(error)) from None
                 last: Exception = error
+                # The member that named this proxy may have heard of no change for long.
+                unhelpful.add(source)
             except (ConnectionLost, Unavailable) as error:
                 if op == "commit" or time.monotonic() > deadline:
                     raise Unavailable(str(error)) from None

@@ -13,137 +13,92 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from infinicache import moves
+from infinicache.backup import peer_of
 from infinicache.codec import Code
 from infinicache.connection import Peers
 from infinicache.demand import KeyDemand
-from infinicache.entries import Entry, PoolNode
-from infinicache.hot import ReadLoad, choose_copy, copy_names, copy_source, is_copy, readable
+from infinicache.entries import Entry
+from infinicache.hot import (
+    ReadLoad,
+    choose_copy,
+    copy_names,
+    copy_source,
+    is_copy,
+    original_of,
+    readable,
+)
 from infinicache.mover import Mover, Upkeep
 from infinicache.objects import MAX_KEY_BYTES, CacheError, StoredObject, Unavailable
-from infinicache.placement import NO_PROSPECT, Prospect, departure_groups_of
+from infinicache.placement import NodeArrivals
+from infinicache.proxies import Ring
 from infinicache.table import Table
 from malletrain.waits import happens
 
 REGISTRATION_WAIT_S = 3.0
 """Maximum time for which a new proxy waits for members that have not registered, seconds."""
-MAX_PUT_S = 60.0
-"""Time after which an unfinished put is given up, seconds."""
+MAX_PUT_S, MAX_LARGE_PUT_S = 60.0, 300.0
+"""Time after which an unfinished put is given up, seconds: besides that of its bytes, and in all.
+Until then nobody else has its memory, even if its client has died.
+"""
+MIN_PUT_BYTES_S = 50e6
+"""Minimum rate at which a client puts an object, bytes per second."""
 MAX_KNOWN_DELETIONS = 10_000
 """Maximum number of keys whose deletion is remembered."""
 MAX_PARALLEL_MOVES = 4
 IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
-
-JOIN_INTERVAL_S = 30.0
-"""Nodes that join within one interval of this length count as joined together, seconds."""
+Handler = Callable[..., Coroutine[Any, Any, Any]]
 
 
-@dataclass(frozen=True)
-class _Arrival:
-    name: str
-    at: float
-
-
-class NodeArrivals:
-    """The arrivals of a proxy's nodes, and the prospect of each node that follows from them. Times
-    are the caller's, in seconds.
-
-    The prospect is the daemon's forecast of how long a node stays. Without a forecast it is the
-    node's age: on every machine examined, gaps that have lasted long last longer, and the age was
-    nearly as informative as the true end (docs/infinicache.md).
-    """
-
-    def __init__(self) -> None:
-        self._came: dict[str, _Arrival] = {}
-        self._lasts: dict[str, tuple[float, float]] = {}
-
-    def add(self, address: str, name: str, age_s: float, now: float) -> None:
-        """Record that a process registers, which has run for ``age_s`` on the node called
-        ``name``.
-        """
-        self._came.setdefault(address, _Arrival(name, now - age_s))
-
-    def update_lifetimes(self, lasts: Mapping[str, float], now: float) -> None:
-        """Set the forecasts: address → seconds from ``now`` for which its node is expected to
-        stay.
-        """
-        self._lasts = {address: (lasts_s, now) for address, lasts_s in lasts.items()}
-
-    def remove(self, address: str) -> None:
-        """Forget a node that has left."""
-        self._came.pop(address, None)
-
-    def prospect(self, address: str, now: float) -> Prospect:
-        """Return the prospect of a node."""
-        arrival = self._came.get(address)
-        if arrival is None:
-            return NO_PROSPECT
-        lasts_s, reported_at = self._lasts.get(address, (now - arrival.at, now))
-        return Prospect(
-            max(0.0, lasts_s - (now - reported_at)),
-            departure_groups_of(arrival.name, f"{arrival.at // JOIN_INTERVAL_S:.0f}"),
-        )
-
-
-def peer_of(
-    nodes: Mapping[str, PoolNode],
-    address: str,
-    peer: str | None,
-    peers: Mapping[str, str | None] = MappingProxyType({}),
-) -> str | None:
-    """Return the node that is to keep copies of a node's chunks: ``peer`` as long as it can. Else,
-    of the nodes that are not expected to leave with it (of all, if there are none), the one that
-    keeps the copies of the fewest others; of several, the next one after the node. None if the node
-    is not known.
-
-    Args:
-        nodes: address → node of the pool.
-        address: the node whose chunks are copied.
-        peer: who keeps its copies so far.
-        peers: node → who keeps its copies, of all nodes.
-    """
-    if address not in nodes:
-        return None
-    if peer in nodes and not nodes[str(peer)].leaving:
-        return peer
-    at = [*nodes].index(address) + 1
-    others = [a for a in (*[*nodes][at:], *nodes) if a != address and not nodes[a].leaving]
-    departure_groups = set(nodes[address].prospect.departure_groups)
-    in_other_groups = [
-        a for a in others if not departure_groups & set(nodes[a].prospect.departure_groups)
-    ]
-    uses = Counter(peers.values())
-    return min(in_other_groups or others, key=lambda other: uses[other], default=None)
+def put_limit_s(size: int) -> float:
+    """Return the time after which an unfinished put of ``size`` bytes is given up, seconds."""
+    return min(MAX_PUT_S + size / MIN_PUT_BYTES_S, MAX_LARGE_PUT_S)
 
 
 class Proxy:
-    """The proxy role of one process. It is inactive while no slot belongs to this process."""
+    """The proxy role of one process. It is inactive while no slot belongs to this process.
 
-    def __init__(self, peers: Peers, *, move_bytes_s: float = 200e6, reserve: float = 0.0) -> None:
+    Args:
+        peers: connections to the nodes.
+        move_bytes_s: rate of repair and rebalancing, bytes per second.
+        reserve: share of the memory that puts leave free.
+        slots: number of slots of all proxies, among which the keys are divided.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        *,
+        move_bytes_s: float = 200e6,
+        reserve: float = 0.0,
+        slots: int = 1,
+    ) -> None:
         self.table = Table(reserve=reserve)
         self.demand = KeyDemand()
         self._arrivals = NodeArrivals()
         self._reserve = reserve
         self._mover = Mover(peers, lambda: self.table)
         self._rate = move_bytes_s
+        self._ring = Ring(slots)
         self._slots: set[int] = set()
         self._members: tuple[str, ...] = ()
         self._leaving: frozenset[str] = frozenset()
-        self._registered: dict[str, int | None] = {}
+        self._registered: set[str] = set()
+        self._slot_of: dict[str, int | None] = {}
+        """Node → its slot."""
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
         self.read_load = ReadLoad()
-        self._writing: dict[str, float] = {}
+        self._writing: dict[str, tuple[float, int]] = {}
+        """Key of an unfinished put → when it began (time.monotonic), and its size in bytes."""
         self.backup_of: dict[str, str] = {}
         """Node → the one that keeps copies of its chunks, as the node says."""
         self._peers_of: dict[str, str | None] = {}
@@ -157,19 +112,32 @@ class Proxy:
         """Requests to drop lost objects that nodes have not answered yet."""
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        """Return the requests that the proxy answers."""
+        """Return the requests that the proxy answers. Those that change something go on to their
+        end if the caller is gone: half a change would leave memory that nobody counts.
+        """
+        changes: dict[str, Handler] = {
+            "begin": self._begin,
+            "commit": self._commit,
+            "delete": self._delete,
+            "report": self._report,
+        }
         return {
             "register": self._register,
             "beat": self._beat,
-            "begin": self._begin,
-            "commit": self._commit,
             "find": self._find,
-            "delete": self._delete,
-            "report": self._report,
             "drain": self._drain,
             "demand": self._demand,
             "summary": self._summary,
+            **{name: self._to_its_end(handle) for name, handle in changes.items()},
         }
+
+    def _to_its_end(self, handle: Handler) -> Handler:
+        async def handle_wholly(*values: Any, **arguments: Any) -> Any:
+            task = self._soon(handle(*values, **arguments))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return await asyncio.shield(task)
+
+        return handle_wholly
 
     def close(self) -> None:
         """Stop the background work."""
@@ -197,36 +165,60 @@ class Proxy:
         departed = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
-            self._slots, self._registered, self._peers_of = set(), {}, {}
+            self._slots, self._registered, self._slot_of, self._peers_of = set(), set(), {}, {}
             self.table, self.demand = Table(reserve=self._reserve), KeyDemand()
             self._settled.clear()
             return
-        if (
-            not set(slots) <= self._slots
-        ):  # a slot that another process had: the chunks of its nodes are not known yet
-            self._slots = set(slots)
+        gained, released = set(slots) - self._slots, self._slots - set(slots)
+        self._slots = set(slots)
+        if released:
+            self._release()
+        for address in departed & {*self._registered, *self.table.nodes}:
+            self._arrivals.remove(address)
+            self._lose(address)
+        if gained:  # slots that another process had: the chunks of its nodes are not known yet
             self._settled.clear()
-            self._registered, self._peers_of = {}, {}
+            self._registered, self._peers_of = set(), {}
             self._settle_at = time.monotonic() + REGISTRATION_WAIT_S
             if self._worker is None:
                 self._worker = asyncio.get_running_loop().create_task(self._work())
-        for address in departed & set(self._registered):
-            self._registered.pop(address)
-            self._arrivals.remove(address)
-            self._peers_of.pop(address, None)
-            degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
-            self._upkeep.add(degraded)
-            if lost:
-                log.warning("%d objects were lost with the node at %s", len(lost), address)
-                self._drop_soon(lost)
         for address, node in self.table.nodes.items():
             node.leaving = address in self._leaving
         self._settle()
 
+    def _release(self) -> None:
+        """Forget the keys and the nodes of the slots that another process serves now. The other
+        nodes drop what they have of these keys, so that it never returns in place of what that
+        process stores.
+        """
+        elsewhere = {a for a in self.table.nodes if self._slot_of.get(a) not in self._slots}
+        for entry in [e for e in self.table.objects.values() if not self._serves(e.key)]:
+            self.table.remove(entry.key)
+            entry.at = {i: node for i, node in entry.at.items() if node not in elsewhere}
+            self._drop_soon([entry])
+        for address in elsewhere:
+            self._lose(address)
+
+    def _lose(self, address: str) -> None:
+        """Forget a node that has left, or belongs to another proxy."""
+        self._registered.discard(address)
+        self._slot_of.pop(address, None)
+        self._peers_of.pop(address, None)
+        self._mover.undropped.pop(address, None)
+        degraded, lost = self.table.lose_node(address, self.backup_of.pop(address, None))
+        self._upkeep.add(degraded)
+        if lost:
+            log.warning("%d objects were lost with the node at %s", len(lost), address)
+            self._drop_soon(lost)
+
+    def _serves(self, key: str) -> bool:
+        """Return whether this process is the proxy of a key, or of the object of a copy."""
+        return self._ring.slot(original_of(key)) in self._slots
+
     def _settle(self) -> None:
         if self._settled.is_set() or not self._slots:
             return
-        if set(self._members) <= set(self._registered) or time.monotonic() >= self._settle_at:
+        if set(self._members) <= self._registered or time.monotonic() >= self._settle_at:
             self._drop_soon(self.table.settle())
             self._settled.set()
             self._upkeep.find_degraded(self.table)
@@ -243,12 +235,20 @@ class Proxy:
     ) -> dict[str, Any]:
         if not self._slots:
             raise CacheError("This node is no proxy.")
-        self._registered[address] = slot
+        if slot not in self._slots and address in self.table.nodes:
+            self._lose(address)  # another process has its address, such as by --port
+        self._registered.add(address)
+        self._slot_of[address] = slot
         now = time.monotonic()
         self._arrivals.add(address, name, age_s, now)
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
-            inventory = msgspec.convert(objects, list[StoredObject])
+            inventory = []
+            for stored in msgspec.convert(objects, list[StoredObject]):
+                if self._serves(stored.key):
+                    inventory.append(stored)
+                else:  # from when one process served both slots: it could replace what is newer
+                    stale.append((address, stored.key, stored.version))
             degraded, lost = (
                 self.table.reconcile(address, inventory)
                 if address in self.table.nodes
@@ -258,24 +258,33 @@ class Proxy:
             self._drop_soon(lost)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
             self.table.nodes[address].leaving = leaving
-            stale = self.table.restore(address, inventory, self._settled.is_set())
+            stale += self.table.restore(address, inventory, self._settled.is_set())
         for node, key, version in stale:
             if node != address:
                 self._soon(self._mover.drop(node, [(key, version)]))
         if self._settled.is_set():
             self._upkeep.find_degraded(self.table)  # the new node brings room
         self._settle()
-        return {"drop": [(key, version) for node, key, version in stale if node == address]}
+        return {
+            "drop": [(key, version) for node, key, version in stale if node == address],
+            "served": slot in self._slots,
+        }
 
     def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
         if backup is not None:
             self.backup_of[address] = backup
         self._settle()
+        if address in self._mover.undropped:
+            self._soon(self._mover.drop_again(address))
         if (node := self.table.nodes.get(address)) is not None:
             node.prospect = self._arrivals.prospect(address, time.monotonic())
         peer = peer_of(self.table.nodes, address, backup, self._peers_of)
         self._peers_of[address] = peer
-        return {"registered": address in self._registered, "peer": peer}
+        return {
+            "registered": address in self._registered,
+            "peer": peer,
+            "served": self._slot_of.get(address) in self._slots,
+        }
 
     async def _ready(self, key: str = "") -> None:
         if not self._slots:
@@ -284,10 +293,20 @@ class Proxy:
             raise CacheError(f"The key {key!r} is reserved for the cache; use another.")
         if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
             raise CacheError(f"The key has more than {MAX_KEY_BYTES} bytes.")
+        self._require_served(key)
         if not self._settled.is_set():
             within_s = max(0.05, self._settle_at - time.monotonic())
             if not await happens(self._settled, within_s):
                 self._settle()
+            self._require_served(key)
+
+    def _require_served(self, key: str) -> None:
+        """Raise Unavailable if another process is the proxy of this key, by now."""
+        if key and not self._serves(key):
+            raise Unavailable(
+                f"This node is not the proxy of {key!r}; ask for the topology again, and give all "
+                "nodes the same --proxies."
+            )
 
     # --- objects ---
 
@@ -324,6 +343,7 @@ class Proxy:
                 await self._invalidate(key)
             if self._drops:
                 await asyncio.wait(self._drops)
+            self._require_served(key)  # nodes were waited for
             version = max(self.table.newest + 1, time.time_ns())
             evicted: list[Entry] = []
             try:
@@ -332,7 +352,7 @@ class Proxy:
                 )
             finally:
                 await self._drop(evicted)
-            self._writing[key] = time.monotonic()
+            self._writing[key] = time.monotonic(), size
         if not copy:
             taken = entry.shape.share * entry.shape.code.n
             self.demand.write(key, size, taken, time.monotonic())
@@ -454,6 +474,7 @@ class Proxy:
         await self._ready(key)
         self.demand.forget(key)
         async with self._lock(key):
+            self._require_served(key)
             self._deleted.pop(key, None)
             self._deleted[key] = time.monotonic()
             while len(self._deleted) > MAX_KNOWN_DELETIONS:
@@ -469,24 +490,39 @@ class Proxy:
         }
 
     async def _report(self, key: str, version: int, bad: dict[int, str]) -> dict[str, Any]:
-        """Handle a client's report that it could not read chunks from nodes. The chunks are rebuilt
-        unless they have been moved meanwhile.
+        """Handle a client's report that it could not read chunks from nodes. Chunks that their
+        nodes do not have either are rebuilt unless they have been moved meanwhile. The others
+        stay: a client may be unable to read anything, such as one without descriptors.
         """
+        before = self.table.objects.get(key)
+        if before is None or before.version != version:
+            return {}
+        bad = {i: node for i, node in bad.items() if before.at.get(i) == node}
+        intact = await self._intact_of(key, version, bad)
         entry = self.table.objects.get(key)
         if entry is None or entry.version != version or not entry.committed:
             return {}
         # All of the table at once: while nodes are waited for, another put may take the key.
-        wrong = [i for i, node in bad.items() if entry.at.get(i) == node]
+        wrong = [i for i, node in bad.items() if entry.at.get(i) == node and i not in intact]
         for index in wrong:
             self.table.set_chunk(entry, index, None)
         if entry.unrecoverable:
             self.table.lost += 1
             self._give_up(entry)
-        else:
+        elif wrong:
             self._upkeep.add([entry])
         for index in wrong:
             await self._mover.forget(bad[index], key, version, index)
         return {}
+
+    async def _intact_of(self, key: str, version: int, bad: Mapping[int, str]) -> set[int]:
+        """Return which of these chunks their nodes have undamaged."""
+        indices: dict[str, list[int]] = {}
+        for index, node in bad.items():
+            if node in self.table.nodes:
+                indices.setdefault(node, []).append(index)
+        checks = (self._mover.intact(node, key, version, of) for node, of in indices.items())
+        return set[int]().union(*await asyncio.gather(*checks))
 
     def _summary(self) -> dict[str, Any]:
         return {
@@ -504,21 +540,24 @@ class Proxy:
         await self._ready()
         if address in self.table.nodes:
             self.table.nodes[address].leaving = True
-        await self._drop(moves.make_room_for_leavers(self.table))
+        # A drain may be cancelled, what it has begun may not.
+        await asyncio.shield(self._soon(self._drop(moves.make_room_for_leavers(self.table))))
         before, todo = self._mover.moved_bytes["drain"], deque(moves.drain(self.table, address))
 
         async def move_next() -> None:
             while todo and address in self.table.nodes:
-                await self._mover.carry_out(todo.popleft(), "drain")
+                work = self._mover.carry_out(todo.popleft(), "drain")
+                await asyncio.shield(self._soon(work))
 
         await asyncio.gather(*(move_next() for _ in range(MAX_PARALLEL_MOVES)))
         return {"bytes": self._mover.moved_bytes["drain"] - before}
 
-    def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _soon(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start ``work`` without waiting for it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _work(self) -> None:
         """Repair and rebalance within the rate limit, and give up unfinished puts."""
@@ -536,8 +575,9 @@ class Proxy:
         self._settle()
         if not self._settled.is_set():
             return 0
+        now = time.monotonic()
         for key in [
-            k for k, began in self._writing.items() if time.monotonic() - began > MAX_PUT_S
+            k for k, (began, size) in self._writing.items() if now - began > put_limit_s(size)
         ]:
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:

@@ -115,6 +115,14 @@ class ChunkStore:
             entry.used = time.time()
         return entry.chunks[stripe, index]
 
+    def has_intact(self, key: str, version: int, index: int) -> bool:
+        """Return whether chunk ``index`` of every stripe of an object is here, undamaged."""
+        entry = self._objects.get(key)
+        if entry is None or entry.version != version:
+            return False
+        chunks = [entry.chunks.get((s, index)) for s in range(len(entry.shape.stripes))]
+        return all(chunk is not None and isal.crc64(chunk[0]) == chunk[1] for chunk in chunks)
+
     def chunks(self) -> dict[tuple[str, int, int, int], Shape]:
         """Return (key, version, stripe, index) → shape of all chunks."""
         return {
@@ -135,12 +143,14 @@ class ChunkStore:
             self.used -= sum(len(data) for data, _ in entry.chunks.values())
             del self._objects[key]
 
-    def forget(self, key: str, version: int, index: int) -> None:
-        """Drop one index of an object, which another node has now."""
+    def forget(self, key: str, version: int, index: int, stripe: int | None = None) -> None:
+        """Drop one index of an object, which another node has now; of one stripe only if it is
+        given.
+        """
         entry = self._objects.get(key)
         if entry is None or entry.version != version:
             return
-        for chunk in [c for c in entry.chunks if c[1] == index]:
+        for chunk in [c for c in entry.chunks if c[1] == index and stripe in (None, c[0])]:
             self.used -= len(entry.chunks.pop(chunk)[0])
         if not entry.chunks:
             del self._objects[key]

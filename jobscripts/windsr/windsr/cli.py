@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,8 @@ def sample(folder: Path, **options: Any) -> None:
     method, facts = checkpoint.load(options["model"])
     factor, needs_terrain = method.preset.factor, method.terrain
     if options["coarse"] is not None:
-        reading = dataclasses.replace(reading_of(options, needs_terrain), spacing=None)
+        # over the terrain of the fine fields, whatever their own file has
+        reading = dataclasses.replace(reading_of(options, False), spacing=None, terrain=None)
         fine = fields_of(options, needs_terrain)
         inputs = queue.from_coarse(readers.read(options["coarse"], reading), fine, factor)
     elif options["part"] == "all":
@@ -200,12 +202,8 @@ def sample(folder: Path, **options: Any) -> None:
     else:
         train_part, test_part = split_of(options, needs_terrain)
         inputs = queue.from_fine(test_part if options["part"] == "test" else train_part, factor)
-    trained_at = float(facts.get("height", inputs.height))
-    if trained_at != inputs.height:
-        say(
-            f"note: the model was trained on wind at {trained_at:g} m, and these fields are at "
-            f"{inputs.height:g} m"
-        )
+    for note in _differences(facts, inputs, options["part"]):
+        say(f"note: {note}")
     if options["observations"] is not None:
         inputs, sentence = queue.observed(
             inputs, options["observations"], method, *radius_of(options)
@@ -214,6 +212,37 @@ def sample(folder: Path, **options: Any) -> None:
     draw = Draw(options["members"], options["sample_steps"], options["seed"], options["scheduler"])
     rest = {key: options[key] for key in ("overlap", "halo", "per_step", "threads", "patch_delay")}
     queue.sample(queue.Sampling(folder, draw, **rest), inputs, method, str(options["model"]), say)
+
+
+def _differences(facts: dict[str, Any], inputs: Any, part: str) -> Iterator[str]:
+    """Yield sentences about what makes samples of a model other than its training suggests.
+
+    Args:
+        facts: those of the model.
+        inputs: the fields.
+        part: which days of the data they are, as the option says.
+    """
+    trained_at = float(facts.get("height", inputs.height))
+    if trained_at != inputs.height:
+        yield (
+            f"the model was trained on wind at {trained_at:g} m, and these fields are at "
+            f"{inputs.height:g} m"
+        )
+    spacing = float(np.diff(inputs.x).mean())
+    trained_every = float(facts.get("spacing", spacing))
+    if not np.isclose(trained_every, spacing, rtol=0.01):
+        yield (
+            f"the model was trained on points every {trained_every:g} m, and these fields have "
+            f"one every {spacing:g} m"
+        )
+    days = set(map(str, np.unique(inputs.times.astype("datetime64[D]"))))
+    trained_days = sorted(days & set(str(facts.get("days", "")).split(",")))
+    if trained_days and inputs.truth is not None and part != "train":
+        yield (
+            f"the model was trained on {len(trained_days)} of these {len(days)} days "
+            f"({', '.join(trained_days[:3])}{', …' if len(trained_days) > 3 else ''}): scores of "
+            "these are no test (train and sample with the same --test-day)"
+        )
 
 
 @cli.command()

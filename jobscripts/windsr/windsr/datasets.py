@@ -8,9 +8,11 @@ refused with a sentence that lists the expected names. Opens only the file of a 
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windsr import WindsrError
+from windsr.cell_methods import mean_note, require_no_statistic, statistic_of
 from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, same_speed, to_si, units_of
-from windsr.grids import covered, hole_points, local_metres, regrid
+from windsr.grids import covered, hole_points, local_metres, regrid, steady
 from windsr.moments import TIMES, times_of
 from windsr.places import (
     LATITUDES,
@@ -31,6 +34,8 @@ from windsr.places import (
     places_of,
 )
 from windsr.stored import only_valid
+
+log = logging.getLogger("windsr")
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ def _by_standard(dataset: Any, name: str, excluded: Sequence[str]) -> Any:
     ignore.
     """
     matches = [v for v in _field_variables(dataset) if v.attrs.get("standard_name") == name]
+    matches = [v for v in matches if not statistic_of(v)]
     return matches[0] if len(matches) == 1 and matches[0].name not in excluded else None
 
 
@@ -144,21 +150,6 @@ def terrain_of(dataset: Any, name: str) -> Any:
     terrain = terrain.transpose(..., *grid)
     steady(terrain.to_numpy(), f"{name}: the terrain {terrain.name}")
     return terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)
-
-
-def steady(terrain: NDArray[Any], what: str) -> NDArray[Any]:
-    """The first [y, x] of a terrain by time, or by anything else. Raises WindsrError if the others
-    differ.
-    """
-    every = terrain.reshape(-1, *terrain.shape[-2:])
-    change = float(np.nanmax(abs(every - every[:1]), initial=0.0, where=np.isfinite(every)))
-    if change > 1.0 + 1e-3 * float(np.nanmax(abs(every), initial=0.0, where=np.isfinite(every))):
-        raise WindsrError(
-            f"{what} changes by up to {change:g} from field to field; fields over one ground are "
-            "needed (a nest that moves has another at each time)."
-        )
-    first: NDArray[Any] = every[0]
-    return first
 
 
 def _is_on_levels(variable: Any) -> bool:
@@ -279,6 +270,7 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     others = _at_other_heights(dataset, height)
     speed = _by_standard(dataset, SPEED_STANDARD, others) if speed is None else speed
     if speed is not None:
+        require_no_statistic(speed, name)
         units = units_of(speed.attrs.get("units"), options.units, f"{name}: {speed.name}")
         return _at_height(speed, name, options), units
     names = tuple((u.format(height), v.format(height)) for u, v in COMPONENTS_AT)
@@ -291,6 +283,11 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     for _, (u, v) in pairs:
         if u is None or v is None:
             continue
+        for component in (u, v):
+            require_no_statistic(component, name)
+        notes = (mean_note(each, name, partial(_is_horizontal, each)) for each in (u, v))
+        if note := next(filter(None, notes), ""):
+            log.warning("note: %s", note)
         units, other = (
             units_of(c.attrs.get("units"), options.units, f"{name}: {c.name}") for c in (u, v)
         )
@@ -314,6 +311,9 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
             raise WindsrError(
                 f"{name} has {present[0].name} and no {absent}: the speed of the wind needs both."
             )
+    for variable in dataset.data_vars.values():
+        if variable.attrs.get("standard_name") == SPEED_STANDARD:
+            require_no_statistic(variable, name)
     if others:
         raise WindsrError(
             f"{name} has no wind at {height} m, but {', '.join(others)}; say which with --height."

@@ -7,6 +7,7 @@ rain are of other steps than wind, and terrain is often of the first step only.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from windsr import WindsrError
 from windsr.datasets import Options, from_dataset
 from windsr.fields import Fields
 
+log = logging.getLogger("windsr")
 TERRAINS = ("orog", "z", "h", "gh")
 """Names in ecCodes of the height or geopotential of the surface."""
 
@@ -39,7 +41,7 @@ def _fields(path: Path, options: Options) -> Fields:
     import xarray
 
     height = options.height
-    _require_one_grid(path, height)
+    _require_plain_messages(path, height)
     above = {"typeOfLevel": "heightAboveGround", "level": height, "stepType": "instant"}
     variable_of = {}
     for names in ((f"{height}u", f"{height}v"), ("u", "v"), (f"{height}si",), ("ws",)):
@@ -67,14 +69,49 @@ def _fields(path: Path, options: Options) -> Fields:
     return from_dataset(xarray.Dataset(variable_of), str(path), options)
 
 
-def _require_one_grid(path: Path, height: int) -> None:
-    """Raise WindsrError for a field whose messages are on several grids, or say two things of one
-    moment. cfgrib puts all of them on the grid of the first, and takes the first of the others.
+DERIVED = ("derivedForecast", "probabilityType", "percentileValue")
+"""Keys of products that are made of the members of an ensemble."""
+MEANS = ("0", "1", "6")
+"""Values of derivedForecast that are means of members (WMO's code table 4.7)."""
+
+
+def _require_values(what: str, name: str, height: int, stated: dict[str, str]) -> str:
+    """Raise WindsrError for a wind that is no value of one member, and no mean. Return a sentence
+    about a component that is a mean; else nothing.
+
+    Args:
+        what: the file and the variable, for messages.
+        name: short name of the variable.
+        height: height of the wind, m.
+        stated: values of those keys in :data:`DERIVED` that the message has.
+    """
+    is_component = name in (f"{height}u", f"{height}v", "u", "v")
+    if not stated or not (is_component or name in (f"{height}si", "ws")):
+        return ""
+    if set(stated) == {"derivedForecast"} and stated["derivedForecast"] in MEANS:
+        if not is_component:
+            return ""
+        return (
+            f"{what} is a mean over the members of an ensemble, and the speed of a mean wind is "
+            "less than the mean of the speed."
+        )
+    keys = ", ".join(f"{key} {value}" for key, value in stated.items())
+    raise WindsrError(
+        f"{what} is a statistic of an ensemble ({keys}; WMO's code tables 4.7 and 4.9), and no "
+        "wind. Give the members, or their mean wind speed."
+    )
+
+
+def _require_plain_messages(path: Path, height: int) -> None:
+    """Raise WindsrError for a wind that is a statistic, and for a field whose messages are on
+    several grids, or say two things of one moment. cfgrib does not tell them apart, puts all on the
+    grid of the first, and takes the first of the others.
     """
     import eccodes
 
     grids: dict[str, set[str]] = {}
     contents: dict[tuple[str, ...], str] = {}
+    note = ""
     with path.open("rb") as file:
         while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
 
@@ -86,6 +123,9 @@ def _require_one_grid(path: Path, height: int) -> None:
                 if at != ("heightAboveGround", str(height), "instant"):
                     continue
                 name = of("shortName")
+                stated = {k: of(k) for k in DERIVED if eccodes.codes_is_defined(handle, k)}
+                sentence = _require_values(f"{path}: {name}", name, height, stated)
+                note = note or sentence
                 grids.setdefault(name, set()).add(of("md5GridSection"))
                 member = of("number") if eccodes.codes_is_defined(handle, "number") else ""
                 moment = (name, of("dataDate"), of("dataTime"), of("stepRange"), member)
@@ -99,6 +139,8 @@ def _require_one_grid(path: Path, height: int) -> None:
                     f"{path} has {name} of {moment[1]} {moment[2]}, step {moment[3]}, twice with "
                     "other values; leave one out first (grib_copy)."
                 )
+    if note:
+        log.warning("note: %s", note)
     for name, several in grids.items():
         if len(several) > 1:
             raise WindsrError(

@@ -5,6 +5,7 @@ that cover a field. Pure functions on arrays; positions in metres, tiles in pixe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,6 +161,21 @@ def regrid(
         )
     gridded = np.moveaxis(interpolated[row_range, column_range], -1, 0)
     return rows[row_range], columns[column_range], gridded.astype(np.float32)
+
+
+def steady(terrain: NDArray[Any], what: str) -> NDArray[Any]:
+    """The first [y, x] of a terrain by time, or by anything else. Raises WindsrError if the others
+    differ.
+    """
+    every = terrain.reshape(-1, *terrain.shape[-2:])
+    change = float(np.nanmax(abs(every - every[:1]), initial=0.0, where=np.isfinite(every)))
+    if change > 1.0 + 1e-3 * float(np.nanmax(abs(every), initial=0.0, where=np.isfinite(every))):
+        raise WindsrError(
+            f"{what} changes by up to {change:g} from field to field; fields over one ground are "
+            "needed (a nest that moves has another at each time)."
+        )
+    first: NDArray[Any] = every[0]
+    return first
 
 
 def hole_points(good: NDArray[np.bool_]) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windsr import WindsrError
-from windsr.datasets import Options, regridded, steady
+from windsr.datasets import Options, regridded
 from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, to_si, units_of
-from windsr.grids import local_metres
+from windsr.grids import local_metres, steady
 from windsr.stored import FILL_VALUES, decoded
 
 

@@ -2,11 +2,12 @@
 
 Two files may have one grid in another order (north to south, south to north), or one may contain a
 part of the other. Values are matched by their coordinates, never by their position in an array.
-Pure: opens no file.
+Opens no file.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,16 @@ MAX_ROUNDING_M = 1600.0
 """Maximum distance of two equal points whose latitudes and longitudes are rounded to 0.01 degrees
 in both files: 0.01 degrees in each direction.
 """
+MIN_SPACING_SHARE = 0.6
+"""Minimum spacing of the points that are matched, as a share of that of the others: rounded places
+of one grid have more, those of a grid with twice as many points less. Of several points in a cell
+the nearest would be one value of many, and not that of the cell.
+"""
+MAX_THINNED_OFFSET_SHARE = 0.1
+"""Maximum distance of points that are some of the points of a finer grid from those, as a share of
+the finer grid's spacing.
+"""
+log = logging.getLogger("windsr")
 LATITUDES, LONGITUDES = ("latitude", "lat", "XLAT"), ("longitude", "lon", "XLONG")
 Places = dict[str, NDArray[np.float64]]
 """The places of points. ``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m
@@ -166,10 +177,12 @@ def _nearest(
     return distances, indices
 
 
-def _same_but_for_rounding(wind: Places, ground: Places) -> NDArray[np.intp] | None:
-    """Return the number of the point of ``ground`` for each one of ``wind`` by their metres, if
-    latitudes and longitudes differ by no more than their rounding, which has no direction; else
-    None.
+def _same_but_for_rounding(
+    wind: Places, ground: Places
+) -> tuple[NDArray[np.float64], NDArray[np.intp]] | None:
+    """Return the distance of each point of ``wind`` from the nearest one of ``ground``, m, and the
+    number of that, by their metres, if latitudes and longitudes differ by no more than their
+    rounding, which has no direction; else None.
     """
     targets = wind["projected"]
     limit = MAX_OFFSET_SHARE * spacing_of(targets)
@@ -180,7 +193,7 @@ def _same_but_for_rounding(wind: Places, ground: Places) -> NDArray[np.intp] | N
         and np.linalg.norm(offsets, axis=-1).max() <= MAX_ROUNDING_M
         and np.linalg.norm(offsets.mean(axis=0)) <= limit
     )
-    return indices if is_same else None
+    return (distances, indices) if is_same else None
 
 
 def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) -> NDArray[Any]:
@@ -208,12 +221,50 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
     if not is_same and kind == "geographic" and "projected" in wind.keys() & ground:
         by_metres = _same_but_for_rounding(wind, ground)
         if by_metres is not None:
-            is_same, indices = True, by_metres
+            is_same, kind, (distances, indices) = True, "projected", by_metres
     if not is_same:
         raise WindsrError(
             f"{name} has other points than the wind: up to {distances.max() / 1000:.3g} km from "
             f"the nearest one, on a grid of {spacing_of(targets) / 1000:.3g} km. Bring it to the "
             "points of the wind first (cdo remapbil, or xarray's interp_like)."
         )
+    _require_no_finer(wind[kind], ground[kind], distances, indices, name)
     result: NDArray[Any] = np.asarray(values).reshape(-1)[indices].reshape(targets.shape[:2])
     return result
+
+
+def _require_no_finer(
+    targets: NDArray[np.float64],
+    sources: NDArray[np.float64],
+    distances: NDArray[np.float64],
+    indices: NDArray[np.intp],
+    name: str,
+) -> None:
+    """Raise WindsrError if the values are those of a finer grid than the wind's. The wind may have
+    some of the points of that grid, as if every second one was taken: a note says so.
+
+    Args:
+        targets: places of the wind.
+        sources: places of the values.
+        distances: distance of each target from its source, m.
+        indices: numbers of the sources of the targets.
+        name: name of the values, for messages.
+    """
+    rows, columns = np.unravel_index(indices, sources.shape[:2])
+    around = sources[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    spacing = spacing_of(around)
+    if spacing >= MIN_SPACING_SHARE * spacing_of(targets):
+        return
+    sentence = (
+        f"{name} has a point every {spacing / 1000:.3g} km, and the wind one every "
+        f"{spacing_of(targets) / 1000:.3g} km."
+    )
+    how = "(cdo remapcon, or xarray's coarsen)"
+    if distances.max() > MAX_THINNED_OFFSET_SHARE * spacing:
+        raise WindsrError(f"{sentence} Average it over the cells of the wind first {how}.")
+    log.warning(
+        "note: %s The wind has the height of the terrain at each of its points. If it is that of "
+        "cells, average the terrain over them first %s.",
+        sentence,
+        how,
+    )

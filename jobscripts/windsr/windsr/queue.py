@@ -11,8 +11,6 @@ its number, so that the result does not depend on the node that made it, except 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +28,7 @@ import malletrain.elastic as elastic
 from windsr import WindsrError, output
 from windsr.assimilate import Thresholds, conditioned, read_observations
 from windsr.fields import Fields
+from windsr.folder_facts import agree, digest_of_arrays, digest_of_model
 from windsr.grids import (
     Tile,
     blend_weight,
@@ -185,11 +184,8 @@ class PatchQueue:
             raise WindsrError(f"{inputs.source}: no field to super-resolve.")
         self.facts = {
             "model": model_name,
-            "input": hashlib.sha256(
-                inputs.low.tobytes()
-                + inputs.terrain.tobytes()
-                + (b"" if inputs.base is None else inputs.base.tobytes())
-            ).hexdigest()[:16],
+            "weights": digest_of_model(method),
+            "input": digest_of_arrays(inputs.low, inputs.terrain, inputs.base),
             "draw": [
                 sampling.draw.members,
                 sampling.draw.steps,
@@ -201,28 +197,7 @@ class PatchQueue:
             "height": inputs.height,
         }
         (sampling.folder / PATCHES).mkdir(parents=True, exist_ok=True)
-        self._agree()
-
-    def _agree(self) -> None:
-        """Check that the folder belongs to this sampling or is new. Raises WindsrError if it
-        belongs to another sampling.
-        """
-        path = self.sampling.folder / FACTS
-        part = path.with_name(f".{FACTS}.{os.getpid()}")
-        part.write_text(json.dumps(self.facts))
-        try:
-            os.link(part, path)
-        except FileExistsError:
-            # a folder or model without a height is for that of the inputs
-            recorded = {"height": self.inputs.height, **json.loads(path.read_text())}
-            if recorded != json.loads(json.dumps(self.facts)):
-                other = ", ".join(key for key in self.facts if recorded.get(key) != self.facts[key])
-                raise WindsrError(
-                    f"{self.sampling.folder} holds patches of another sampling (other {other}); "
-                    "give another folder, or remove that one."
-                ) from None
-        finally:
-            part.unlink()
+        agree(sampling.folder / FACTS, self.facts, "patches of another sampling")
 
     def file(self, number: int) -> Path:
         """Return the file for the result of a patch, [members, size, size] m/s."""

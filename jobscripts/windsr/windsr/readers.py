@@ -24,6 +24,11 @@ def read(path: Path, options: Options | None = None) -> Fields:
     Raises WindsrError.
     """
     options = options or Options()
+    if path.is_dir():
+        raise WindsrError(
+            f"{path} is a folder, and windsr reads files ({', '.join(READERS)}). Write a Zarr "
+            "store as NetCDF first (xarray's open_zarr and to_netcdf)."
+        )
     if not path.is_file():
         raise WindsrError(f"There is no file {path}.")
     reader = wrf_or_wtk if path.name.startswith("wrfout") else READERS.get(path.suffix.lower())

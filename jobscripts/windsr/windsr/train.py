@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
@@ -25,13 +26,14 @@ import malletrain
 import malletrain.elastic as elastic
 from windsr import WindsrError, checkpoint
 from windsr.fields import Fields
+from windsr.folder_facts import agree, digest_of_nets, facts_of_fields, record
 from windsr.methods import Method, make
 from windsr.patches import TrainingPatches, scales_of
 from windsr.presets import Preset
 
 STEPS_PER_LOG = 50
 """Number of steps between two lines of the log."""
-MODEL, SNAPSHOT, LOG = "model.safetensors", "run.snap", "training.jsonl"
+MODEL, SNAPSHOT, LOG, FACTS = "model.safetensors", "run.snap", "training.jsonl", "training.json"
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
     method.prepare(fields)
     data = TrainingPatches(fields, preset, steps * preset.batch, training.seed)
     training.folder.mkdir(parents=True, exist_ok=True)
+    _require_own_folder(training, method, fields)
     device = device_here()
     for net in (*method.nets.values(), *method.frozen.values()):
         net.to(device)
@@ -187,10 +190,31 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
             "seed": training.seed,
             "data": fields.source,
             "height": fields.height,
+            "spacing": fields.spacing,
+            "days": ",".join(map(str, np.unique(fields.days))),
         }
         checkpoint.save(path, method, average.module, facts)
         say(f"wrote {path}")
     return path
+
+
+def _require_own_folder(training: TrainingRun, method: Method, fields: Fields) -> None:
+    """Raise WindsrError if the snapshot in the folder is of another training: its weights would go
+    on, or be called the model of this one.
+    """
+    facts = {
+        "method": training.method,
+        "preset": training.preset.name,
+        "terrain": training.terrain,
+        "seed": training.seed,
+        "data": facts_of_fields(fields, training.terrain),
+        "mean": digest_of_nets(method.frozen),
+    }
+    path = training.folder / FACTS
+    if (training.folder / SNAPSHOT).exists():
+        agree(path, facts, "the snapshot of another training")
+    else:
+        record(path, facts)
 
 
 def update(

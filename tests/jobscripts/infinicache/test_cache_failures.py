@@ -6,12 +6,12 @@ import os
 import socket
 
 import pytest
-from infinicache import Cache, CacheError
+from infinicache import AsyncCache, Cache, CacheError, CacheNode, mover, stripes
 from infinicache.client import as_bytes
 from infinicache.connection import Peers
 
-from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until
-from tests.waiting import NEVER_S
+from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until, whole
+from tests.waiting import NEVER_S, PATIENCE_S
 
 
 def test_what_is_lost_is_dropped_and_puts_go_on():
@@ -102,6 +102,112 @@ def test_answers_of_other_requests_are_not_believed(monkeypatch):
                 node.server.handlers["get"] = other_answer
             assert await cache.get("a") is None
             assert await cache.get("b") is None
+
+    run(work)
+
+
+def test_a_client_that_can_read_nothing_takes_nothing_from_others(monkeypatch):
+    """As one without descriptors, or behind a wall: to it all chunks are lost."""
+
+    async def work(make):
+        pool = make(5)
+        async with pool.cache(code=(3, 1)) as cache, pool.cache() as other:
+            await cache.put("k", data(900))
+            before = await other.stat("k")
+            with monkeypatch.context() as patch:
+                patch.setattr(stripes, "is_chunk", lambda *_: False)  # its own check of chunks
+                assert await cache.get("k") is None
+            assert await other.stat("k") == before
+            assert await other.get("k") == data(900)
+            assert (await other.summary())[0]["lost"] == 0
+
+    run(work)
+
+
+def test_a_client_that_can_read_nothing_lets_nodes_check_a_chunk_once_in_a_while(monkeypatch):
+    """Each check reads the whole chunk."""
+    monkeypatch.setattr(mover, "INTACT_S", PATIENCE_S)
+
+    async def work(make):
+        pool = make(5)
+        checks = []
+        for node in pool.nodes:
+            handle = node.server.handlers["check"]
+
+            def counting(address=node.address, handle=handle, **arguments):
+                checks.extend((address, index) for index in arguments["indices"])
+                return handle(**arguments)
+
+            node.server.handlers["check"] = counting
+        async with pool.cache(code=(3, 1)) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(900))
+            place = await cache.stat("k")
+            elsewhere = next(n.address for n in pool.nodes if n.address not in place.nodes.values())
+            client = Peers(KEY)
+            report = client.at(pool.nodes[0].address).call
+            for bad in (dict.fromkeys(place.nodes, elsewhere), {0: place.nodes[0]}):
+                await report("report", key="k", version=place.version, bad=bad)
+            assert checks == [(place.nodes[0], 0)], "not where a chunk is no longer"
+            for _ in range(3):
+                await report("report", key="k", version=place.version, bad=place.nodes)
+            assert sorted(checks) == sorted((node, i) for i, node in place.nodes.items())
+            assert (await cache.stat("k")).nodes == place.nodes
+            monkeypatch.setattr(mover, "INTACT_S", 0.0)
+            lost = next(n for n in pool.nodes if n.address == place.nodes[0])
+            lost.store.forget("k", place.version, 0)
+            await report("report", key="k", version=place.version, bad=place.nodes)
+            await whole(cache, 5)
+            assert len(checks) == 8
+            client.close()
+
+    run(work)
+
+
+@pytest.mark.parametrize("damage", ["absent", "changed"])
+def test_of_the_chunks_that_a_client_cannot_read_those_that_are_bad_are_rebuilt(damage):
+    async def work(make):
+        pool = make(5)
+        async with pool.cache(code=(3, 1)) as cache:
+            await heard(cache, pool)
+            await cache.put("k", data(900))
+            there = await cache.stat("k")
+            for node in pool.nodes:
+                if node.address == there.nodes[1] and damage == "absent":
+                    node.store.forget("k", there.version, 1)
+                elif node.address == there.nodes[1]:
+                    chunk, _ = node.store.get("k", there.version, 0, 1)
+                    chunk[0] ^= 1
+            proxy = Peers(KEY)
+            await proxy.at(pool.nodes[0].address).call(
+                "report", key="k", version=there.version, bad=there.nodes
+            )
+            proxy.close()
+
+            async def repaired():
+                return (await cache.stat("k")).protection == 1
+
+            await until(repaired, "the bad chunk is rebuilt")
+            now = await cache.stat("k")
+            assert {i: now.nodes[i] for i in (0, 2, 3)} == {i: there.nodes[i] for i in (0, 2, 3)}
+            assert await cache.get("k") == data(900)
+
+    run(work)
+
+
+def test_another_cache_at_the_address_of_a_member_that_has_left_is_passed_over():
+    async def work(make):
+        pool = make(3)
+        other = CacheNode(MIB, b"another secret")
+        other.view([other.address])
+        known = [other.address, *(node.address for node in pool.nodes)]
+        async with AsyncCache(known, KEY) as cache:
+            await cache.put("k", b"x")
+            assert await cache.get("k") == b"x"
+        async with AsyncCache([other.address], KEY) as cache:
+            with pytest.raises(CacheError, match="Its key is that of its job"):
+                await cache.get("k")
+        await other.close()
 
     run(work)
 

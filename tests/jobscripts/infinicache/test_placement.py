@@ -4,10 +4,17 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from infinicache.backup import peer_of
 from infinicache.connection import Peers
 from infinicache.entries import PoolNode
-from infinicache.placement import NO_PROSPECT, Prospect, choose, departure_groups_of
-from infinicache.proxy import NodeArrivals, Proxy, peer_of
+from infinicache.placement import (
+    NO_PROSPECT,
+    NodeArrivals,
+    Prospect,
+    choose,
+    departure_groups_of,
+)
+from infinicache.proxy import Proxy
 
 
 def chosen(prospects, count, fullness=None, there=()):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from infinicache import proxies
-from infinicache.connection import ConnectionLost
+from infinicache.connection import CallFailed, ConnectionLost
 from infinicache.objects import Unavailable
 from infinicache.proxies import Proxies
 
@@ -76,3 +76,52 @@ def test_the_pauses_before_a_request_is_repeated_grow_and_are_bounded(monkeypatc
     assert pauses[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0])
     assert set(pauses[5:]) == {1.0}
     assert sum(pauses) <= TIMEOUT_S
+
+
+class PeersWithOldMembers(SilentPeers):
+    """Members of which the first ones name a proxy that is none any more. ``requests``: (address,
+    name) of each.
+    """
+
+    def __init__(self, *old: str, address: str = "", requests: list[tuple[str, str]]) -> None:
+        self._old, self._address, self._requests = old, address, requests
+
+    def at(self, address: str) -> PeersWithOldMembers:
+        return PeersWithOldMembers(*self._old, address=address, requests=self._requests)
+
+    async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        self._requests.append((self._address, op))
+        if self._address in ("gone:1", "gone:2"):
+            raise ConnectionLost("No answer.")
+        if op == "topology":
+            earlier = self._requests.count((self._address, op)) - 1
+            is_old = self._address in self._old and not earlier
+            members = ["a:1", "b:1", "gone:1", "c:1"]
+            return {"proxies": ["former:1" if is_old else "proxy:1"], "members": members}, b""
+        if self._address == "former:1":
+            raise CallFailed("This node is not the proxy.", "unavailable")
+        return {"answered": self._address}, b""
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        (["a:1"], ["a:1", "b:1"]),
+        (["a:1", "b:1"], ["a:1", "b:1", "gone:1", "c:1"]),
+        (["a:1", "b:1", "c:1"], ["a:1", "b:1", "gone:1", "c:1", "a:1"]),
+    ],
+)
+def test_other_members_are_asked_where_the_first_name_a_former_proxy(monkeypatch, old, expected):
+    """When all have been asked, they are asked again, and not those that left before."""
+    requests: list[tuple[str, str]] = []
+
+    async def sleep(pause_s):
+        pass
+
+    monkeypatch.setattr(
+        proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
+    )
+    contacts = ["a:1", "b:1", "gone:2"]
+    cache = Proxies(contacts, PeersWithOldMembers(*old, requests=requests), TIMEOUT_S)
+    assert asyncio.run(cache.ask("key", "find")) == {"answered": "proxy:1"}
+    assert [address for address, op in requests if op == "topology"] == expected

@@ -176,7 +176,25 @@ def test_a_report_of_bad_chunks_is_about_the_object_that_was_there():
         async with pool.cache(code=(2, 1)) as cache:
             await cache.put("k", data(900, 1))
             there = await cache.stat("k")
+            for node in pool.nodes:
+                for index in range(2):
+                    node.store.forget("k", there.version, index)
             begun, go = delayed(pool, "forget")
+            report = pool.nodes[0].server.handlers["report"](
+                key="k", version=there.version, bad={i: there.nodes[i] for i in range(2)}
+            )
+            await replaced(cache, pool, begun, go, asyncio.ensure_future(report))
+
+    run(work)
+
+
+def test_while_a_report_is_checked_another_object_may_take_the_key():
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 1)) as cache:
+            await cache.put("k", data(900, 1))
+            there = await cache.stat("k")
+            begun, go = delayed(pool, "check")
             report = pool.nodes[0].server.handlers["report"](
                 key="k", version=there.version, bad={i: there.nodes[i] for i in range(2)}
             )

@@ -154,6 +154,56 @@ def test_a_field_that_is_there_twice_is_there_once(tmp_path, second, refused):
         read(tmp_path / "twice.grib2", Options(spacing=2500.0))
 
 
+DERIVED = {"productDefinitionTemplateNumber": 2, "numberOfForecastsInEnsemble": 30}
+PERCENTILE = {"productDefinitionTemplateNumber": 6, "percentileValue": 90}
+
+
+@pytest.mark.parametrize(
+    ("what", "product", "words"),
+    [
+        ((U, V), {**DERIVED, "derivedForecast": 4}, r"10u is a statistic .*derivedForecast 4"),
+        ((SPEED,), {**DERIVED, "derivedForecast": 2}, "10si is a statistic of an ensemble"),
+        ((SPEED,), PERCENTILE, r"10si is a statistic .*percentileValue 90"),
+        ((U, V), {**DERIVED, "derivedForecast": 0}, None),
+        ((SPEED,), {**DERIVED, "derivedForecast": 0}, None),
+    ],
+)
+def test_a_statistic_of_an_ensemble_is_no_wind(tmp_path, caplog, what, product, words):
+    """As the files of means and spreads beside the members' of a centre's ensemble."""
+    with open(tmp_path / "all.grib2", "wb") as file:
+        for each in what:
+            message(file, each, 3 + 0.01 * ROWS, {**product, **DEGREES}, height=10)
+        message(file, GEOPOTENTIAL, 9.80665 * 500, DEGREES)
+    if words is None:
+        assert read(tmp_path / "all.grib2", Options(spacing=2500.0)).wind.min() >= 3.0 - 1e-3
+        notes = [text for text in caplog.messages if text.startswith("note:")]
+        assert len(notes) == (what == (U, V)), "the speed of a mean wind is less than the mean"
+        assert all("10u is a mean over the members" in note for note in notes)
+        return
+    with pytest.raises(WindsrError, match=words):
+        read(tmp_path / "all.grib2", Options(spacing=2500.0))
+
+
+def test_a_mean_hides_no_spread_beside_it(tmp_path):
+    with open(tmp_path / "all.grib2", "wb") as file:
+        for each, kind in ((U, 0), (V, 0), (U, 4)):
+            product = {**DERIVED, **DEGREES, "derivedForecast": kind}
+            message(file, each, 3 + 0.01 * ROWS, product, height=10)
+    with pytest.raises(WindsrError, match="10u is a statistic of an ensemble"):
+        read(tmp_path / "all.grib2", Options(spacing=2500.0))
+
+
+def test_members_of_an_ensemble_become_fields(tmp_path):
+    with open(tmp_path / "members.grib2", "wb") as file:
+        for number in (1, 2, 3):
+            member = {"productDefinitionTemplateNumber": 1, "perturbationNumber": number}
+            message(file, SPEED, 2.0 * number, {**member, **DEGREES}, height=10)
+        message(file, GEOPOTENTIAL, 9.80665 * 500, DEGREES)
+    fields = read(tmp_path / "members.grib2", Options(spacing=2500.0))
+    np.testing.assert_allclose(fields.wind.mean(axis=(1, 2)), [2.0, 4.0, 6.0], rtol=1e-3)
+    assert len(set(fields.times)) == 1
+
+
 FIRST_EDITION = {U: (2, 33, 105, 10), V: (2, 34, 105, 10), GEOPOTENTIAL: (128, 129, 1, 0)}
 """Table, parameter, kind of level and level."""
 

@@ -7,6 +7,7 @@ import pytest
 import xarray
 from windsr import WindsrError, queue, readers
 from windsr.datasets import Options, from_dataset
+from windsr.grids import EARTH_RADIUS_M
 from windsr.places import brought_to, places_of
 
 from tests.jobscripts.windsr.test_other_models import GROUND, SPEED, made
@@ -73,6 +74,52 @@ def test_a_terrain_elsewhere_is_refused(tmp_path, axis, shift):
     file = terrain_file(tmp_path, GROUND, **{axis: values + shift * step})
     with pytest.raises(WindsrError, match=r"other points than the wind: up to .* km from"):
         heights(wind_file(tmp_path), file)
+
+
+@pytest.mark.parametrize("times", [3, 20])
+def test_a_finer_terrain_is_not_taken_point_by_point(tmp_path, times):
+    """As a model of the ground at 100 m below winds at 2 km: each would get the height of one of
+    many points.
+    """
+    y, x = (made()[axis].to_numpy() for axis in ("y", "x"))
+    step = (y[1] - y[0]) / times
+    steps = 0.5 + np.arange(-times, times * max(len(y), len(x)) + 1)
+    rows, columns = (each[0] + step * steps for each in (y, x))
+    file = terrain_file(tmp_path, np.ones((len(rows), len(columns))), y=rows, x=columns)
+    with pytest.raises(WindsrError, match=r"a point every .* km, and the wind one .* Average it"):
+        heights(wind_file(tmp_path), file)
+
+
+@pytest.mark.parametrize("times", [2, 3, 20])
+def test_a_wind_at_some_points_of_its_terrain_has_their_heights(tmp_path, caplog, times):
+    """As if every second point of a model's wind was taken, and its terrain left as it is."""
+    y, x = (made()[axis].to_numpy() for axis in ("y", "x"))
+    step = (y[1] - y[0]) / times
+    rows, columns = (each[0] + step * np.arange(times * len(each)) for each in (y, x))
+    ground = np.full((len(rows), len(columns)), 999.0)
+    ground[::times, ::times] = GROUND
+    file = terrain_file(tmp_path, ground, y=rows, x=columns)
+    np.testing.assert_array_equal(heights(wind_file(tmp_path), file), GROUND)
+    (note,) = caplog.messages
+    assert "a point every" in note
+    assert "average the terrain" in note
+
+
+@pytest.mark.parametrize("spacing", [250.0, 800.0, 2000.0])
+def test_a_grid_is_not_finer_because_its_degrees_are_rounded(spacing, caplog):
+    """Several of its points have the same latitude or longitude to 0.01 degrees."""
+    steps = spacing * np.arange(40)
+    metres = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1)
+    lat, lon = 45 + metres[..., 0] / 111_200, 5 + metres[..., 1] / 78_600
+    values = np.arange(metres[..., 0].size).reshape(lat.shape)
+
+    def places(decimals):
+        north, east = np.radians(lat.round(decimals)), np.radians(lon.round(decimals))
+        vector = (np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north))
+        return {"projected": metres, "geographic": EARTH_RADIUS_M * np.stack(vector, axis=-1)}
+
+    np.testing.assert_array_equal(brought_to(places(6), places(2), values, "it"), values)
+    assert not caplog.messages
 
 
 def test_a_terrain_that_says_nothing_of_its_place_is_refused(tmp_path):

@@ -151,6 +151,38 @@ def test_a_folder_of_another_sampling_is_refused(tmp_path):
         )
 
 
+@pytest.mark.parametrize("change", ["weights", "scales"])
+def test_patches_of_a_model_that_was_trained_again_are_refused(tmp_path, change):
+    """It has the same path."""
+    inputs, model = queue.from_fine(scripts.small(), 4), scripts.untrained("srcnn")
+    queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, model, "m")
+    queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, scripts.untrained("srcnn"), "m")
+    if change == "weights":
+        weight = next(model.nets["net"].parameters())
+        weight.data += 1e-3
+    else:
+        model.scales = dataclasses.replace(model.scales, wind_std=2 * model.scales.wind_std)
+    with pytest.raises(WindsrError, match=r"another sampling \(other weights\)"):
+        queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, model, "m")
+
+
+@pytest.mark.parametrize("absent", ["height", "weights"])
+def test_what_an_earlier_version_did_not_record_is_the_same(tmp_path, absent):
+    inputs, model = queue.from_fine(scripts.small(), 4), scripts.untrained("srcnn")
+    facts = queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, model, "m").facts
+    del facts[absent]
+    (tmp_path / queue.FACTS).write_text(json.dumps(facts))
+    queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, model, "m")
+
+
+def test_the_critic_of_a_gan_is_no_part_of_the_model(tmp_path):
+    """A file of a model has none, so that it is another one in each process."""
+    inputs, model = queue.from_fine(scripts.small(), 4), scripts.untrained("esrgan")
+    queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, model, "m")
+    next(model.nets["critic"].parameters()).data += 1.0
+    queue.PatchQueue(queue.Sampling(tmp_path, Draw()), inputs, model, "m")
+
+
 def test_the_result_is_cf_and_comes_back(undisturbed):
     with xarray.open_dataset(undisturbed / queue.RESULT, engine="h5netcdf") as dataset:
         assert dataset.attrs["Conventions"] == "CF-1.11"

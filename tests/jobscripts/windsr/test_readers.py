@@ -163,10 +163,12 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(tmp_path, made, words):
 def test_a_file_that_is_none_is_named(tmp_path):
     (tmp_path / "a.nc").write_bytes(b"nothing")
     (tmp_path / "a.txt").write_bytes(b"nothing")
+    (tmp_path / "a.zarr").mkdir()
     for name, words in (
         ("a.nc", "cannot be read|did not recognize"),
         ("a.txt", "no known kind"),
         ("b.nc", "There is no file"),
+        ("a.zarr", "is a folder, .* Write a Zarr store as NetCDF first"),
     ):
         with pytest.raises(WindsrError, match=words):
             read(tmp_path / name)

@@ -16,7 +16,7 @@ from windsr.fields import split_by_day
 from windsr.methods import Draw
 from windsr.patches import TrainingPatches
 from windsr.presets import PRESETS
-from windsr.train import MODEL, SNAPSHOT, TrainingRun, rate_at, train
+from windsr.train import FACTS, MODEL, SNAPSHOT, TrainingRun, rate_at, train
 
 from tests.jobscripts.windsr import scripts
 from tests.malletrain.elastic.conductor import conducted
@@ -165,3 +165,39 @@ def test_a_damaged_or_foreign_model_is_refused(tmp_path, change, words):
 def test_fields_smaller_than_a_patch_are_refused(tmp_path):
     with pytest.raises(WindsrError, match="patches of 96 × 96"):
         train(TrainingRun("srcnn", PRESETS["cpu"], tmp_path), scripts.small(), lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "days", "other"),
+    [
+        ({}, ["2017-06-02"], "data"),
+        ({"seed": 1}, None, "seed"),
+        ({"terrain": False}, None, "terrain, data"),
+        ({"method": "unet"}, None, "method"),
+    ],
+)
+def test_a_folder_with_the_snapshot_of_another_training_is_refused(tmp_path, change, days, other):
+    """Else its weights would be called those of this training, with the scales of other data, and
+    days held out now would have been trained on.
+    """
+    fields = scripts.small()
+    training = TrainingRun("srcnn", TINY, tmp_path, steps=2)
+    path = train(training, fields, lambda text: None)
+    before = path.read_bytes()
+    others = fields if days is None else split_by_day(fields, days)[0]
+    with pytest.raises(WindsrError, match=rf"snapshot of another training \(other {other}\); give"):
+        train(dataclasses.replace(training, **change), others, lambda text: None)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_without_a_snapshot_is_for_any_training(tmp_path):
+    fields = scripts.small()
+    training = TrainingRun("srcnn", TINY, tmp_path, steps=2)
+    train(training, fields, lambda text: None)
+    (tmp_path / FACTS).unlink()  # as an earlier version leaves it
+    lines: list[str] = []
+    train(training, fields, lines.append)
+    assert "from step 2 of 2" in lines[0]
+    (tmp_path / SNAPSHOT).unlink()
+    train(dataclasses.replace(training, seed=1), fields, lines.append)
+    assert checkpoint.load(tmp_path / MODEL)[1]["seed"] == 1

@@ -369,3 +369,58 @@ def test_elevations_of_sites_that_are_not_needed_are_not_read(tmp_path):
     fields = read(tmp_path / "wtk.h5", Options(spacing=2000.0, needs_terrain=False))
     assert (fields.has_terrain, fields.terrain.any()) == (False, False)
     np.testing.assert_allclose(fields.wind, 7.0, rtol=1e-5)
+
+
+def test_a_model_of_another_spacing_is_named(tmp_path, model, capsys):
+    """A coarse cell of the training covered 8 km; here it covers 24 km."""
+    with xarray.open_dataset(file_of(tmp_path / "near.nc", days=1)) as file:
+        wide = file.assign_coords(**{c: (c, 3 * file[c].data, {"units": "m"}) for c in ("y", "x")})
+        wide.to_netcdf(tmp_path / "wide.nc")
+    words = ("--model", model, "--members", 1, "--part", "all", "--data")
+    run("sample", tmp_path / "same", *words, tmp_path / "near.nc")
+    assert "trained on points" not in capsys.readouterr().out
+    run("sample", tmp_path / "other", *words, tmp_path / "wide.nc")
+    note = "trained on points every 2000 m, and these fields have one every 6000 m"
+    assert note in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "trained_days"),
+    [
+        (("--test-day", "2021-03-04"), None),
+        ((), "1 of these 1 days (2021-03-06)"),
+        (("--part", "all"), "2 of these 3 days (2021-03-05, 2021-03-06)"),
+        (("--part", "train"), None),
+    ],
+)
+def test_days_of_the_training_are_no_test(tmp_path, capsys, words, trained_days):
+    """The last quarter of the days is sampled by default; another day was held out."""
+    data = file_of(tmp_path / "wind.nc", days=3)
+    model = tmp_path / "run" / "model.safetensors"
+    run("train", tmp_path / "run", *TINY, "--steps", 1, "--data", data,
+        "--test-day", "2021-03-04")  # fmt: skip
+    run("sample", tmp_path / "drawn", "--model", model, "--members", 1, "--data", data, *words)
+    output_text = capsys.readouterr().out
+    assert ("scores of these are no test" in output_text) == (trained_days is not None)
+    assert trained_days is None or f"trained on {trained_days}" in output_text
+
+
+def test_coarse_fields_need_no_terrain(tmp_path, model):
+    data = file_of(tmp_path / "fine.nc", days=1)
+    with xarray.open_dataset(data) as file:
+        means = file[["wind_speed"]].coarsen(y=4, x=4).mean()
+        for variable, units in (("wind_speed", "m s-1"), ("y", "m"), ("x", "m")):
+            means[variable].attrs["units"] = units
+        means.to_netcdf(tmp_path / "coarse.nc")
+        file.drop_vars("terrain").to_netcdf(tmp_path / "bare.nc")
+        file[["terrain"]].to_netcdf(tmp_path / "ground.nc")
+    own = ("--data", data)
+    apart = ("--data", tmp_path / "bare.nc", "--terrain-file", tmp_path / "ground.nc")
+    drawn = []
+    for name, words in (("own", own), ("apart", apart)):
+        run("sample", tmp_path / name, "--model", model, "--members", 1, "--part", "all",
+            "--coarse", tmp_path / "coarse.nc", *words)  # fmt: skip
+        drawn.append(output.read(tmp_path / name / "samples.nc"))
+    np.testing.assert_allclose(drawn[0].low, means.wind_speed, rtol=1e-5)
+    np.testing.assert_array_equal(drawn[0].members, drawn[1].members)
+    np.testing.assert_array_equal(drawn[0].terrain, drawn[1].terrain)

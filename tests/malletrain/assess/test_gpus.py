@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -352,6 +353,7 @@ def test_bad_options_are_refused_with_a_sentence(run, argv, says):
         ("node,gpus\ng1\n", "line 2: There are 1 columns instead of 2"),
         ("g1 4\n", "line 1: The first line has to name the columns node, gpus"),
         ("node,gpus\n", "The file has no host"),
+        ("node,gpus\na.site.org,4\n", "line 2: a.site.org is called a in the log"),
         ('{"nodes": 3}', "This is no output of 'pbsnodes -a -F json'"),
     ],
 )
@@ -360,6 +362,30 @@ def test_bad_files_of_hosts_are_refused_with_file_and_line(run, tmp_path, text, 
     done = run(MIXED, *DAY, "--nodes-file", "nodes.txt")
     assert done.exit_code == 1, done.output
     assert f"nodes.txt{',' if says.startswith('line') else ':'} {says}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "refused"),
+    [(True, True, True), (True, False, True), (False, True, False), (False, False, True)],
+)
+def test_hosts_that_the_log_calls_otherwise_are_refused_if_they_count(
+    run, tmp_path, gpus, nodes, refused
+):
+    """GPUs are counted by host. Nodes are not, if their number is stated."""
+    log = MIXED if gpus else re.sub(r"gres/gpu=\d,", "", MIXED)
+    (tmp_path / "nodes.csv").write_text("node,cpus\na.site.org,32\n")
+    done = run(log, *DAY, "--nodes-file", "nodes.csv", *(("--nodes", "3") if nodes else ()))
+    assert (done.exit_code != 0) == refused, done.output
+    assert ("a.site.org is called a in the log" in done.output) == refused
+
+
+def test_a_few_names_of_nodes_are_not_compared(run, tmp_path):
+    """Most jobs of this log name none, and the file alone says how many nodes there are."""
+    log = sacct((0, 20, "", 2, "cpu=8"), (0, 1, "a", 1, "cpu=8"), (25, 26, "", 1, "cpu=1"))
+    (tmp_path / "nodes.csv").write_text("node,cpus\na.site.org,8\nb.site.org,8\n")
+    done = run(log, *DAY, "--nodes-file", "nodes.csv")
+    assert done.exit_code == 0, done.output
+    assert "those of --nodes-file" in done.output
 
 
 def test_options_take_precedence_over_the_file_of_hosts(report, tmp_path):

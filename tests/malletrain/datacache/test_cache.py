@@ -5,6 +5,7 @@ are.
 import gc
 import os
 import pickle
+import random
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import malletrain
 from benchmarks.hit_ratios import pooled_hits
 from malletrain import DataCache, ElasticSampler, ImportanceSampler
+from malletrain.datacache import cache as cache_module
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import store as store_module
 from malletrain.datacache.reader import SampleReader, owners
@@ -229,15 +231,82 @@ def test_samples_that_cannot_be_packed_are_named(site, capfd):
     assert cache.counts().unpacked == 2
 
 
-def test_random_augmentation_in_the_data_set_is_told_and_not_frozen(site, capfd):
-    class Random(Images):
-        def __getitem__(self, index):
-            return torch.rand(3), index
+class Augmented(Images):
+    """Samples from one on are another each time."""
 
-    site.cache("n1", Random())
-    cache = site.cache("n1", Random())
-    assert "move them to DataCache(transform=...)" in capfd.readouterr().err
+    def __init__(self, steady: int) -> None:
+        super().__init__()
+        self._steady = steady
+
+    def __getitem__(self, index):
+        return torch.rand(3) if index >= self._steady else torch.zeros(3), index
+
+
+@pytest.mark.parametrize("steady", [0, 1, 7])
+def test_random_augmentation_in_the_data_set_is_told_and_not_frozen(site, capfd, steady):
+    """Also by the first process, which could compare with no other."""
+    cache = site.cache("n1", Augmented(steady))
+    output = capfd.readouterr().err
+    assert f"sample {steady} differs when it is read again" in output
+    assert "move them to DataCache(transform=...)" in output
     assert not cache.cached
+    assert not torch.equal(cache[9][0], cache[9][0])
+
+
+def test_samples_that_differ_from_those_in_memory_are_told(site, capfd):
+    assert site.cache("n1", Images()).cached
+    cache = site.cache("n1", Augmented(0))
+    assert "sample 0 differs from the one that the cache" in capfd.readouterr().err
+    assert not cache.cached
+
+
+def test_a_data_set_that_is_slow_to_read_is_not_read_twice(site, monkeypatch):
+    class Slow(Images):
+        def read(self):
+            return []  # forgets nothing
+
+    monkeypatch.setattr(cache_module, "CHECK_S", 0.0)
+    data = Slow()
+    assert site.cache("n1", data).cached
+    assert data.reads == [0], "the first read took longer than all may"
+
+
+def test_the_check_of_a_new_data_set_changes_no_later_draws(site):
+    """Only the first process of a node makes it, and a split by numbers that are drawn later is to
+    be the same in all.
+    """
+
+    class Drawing(Images):
+        def __getitem__(self, index):
+            torch.rand(3), np.random.rand(3), random.random()
+            return super().__getitem__(index)
+
+    def drawn_after_a_cache():
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        cache = site.cache("n1", Drawing())
+        assert cache.cached
+        return torch.randperm(100).tolist(), np.random.rand(3).tolist(), random.random()
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        assert drawn_after_a_cache() == drawn_after_a_cache()
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def test_a_sample_that_cannot_be_read_fails_when_it_is_needed(site):
+    class Broken(Images):
+        def __getitem__(self, index):
+            if index == 3:
+                raise OSError("a damaged file")
+            return super().__getitem__(index)
+
+    cache = site.cache("n1", Broken())
+    right([cache[4]], [4])
+    with pytest.raises(OSError, match="a damaged file"):
+        cache[3]
 
 
 def test_a_folder_of_another_user_trains_uncached(site, monkeypatch, capfd):

@@ -476,6 +476,62 @@ def test_jobs_of_two_clusters_are_not_one_machine(tmp_path):
         read_sacct(write(tmp_path, "\n".join(rows) + "\n"))
 
 
+def test_a_job_that_was_assigned_no_node_held_none(tmp_path):
+    """As the origin of a job of a federation that another cluster ran (REVOKED), whose times are
+    those of the job. Without a NodeList nothing says so.
+    """
+    times = "2024-01-01T00:00:00|2024-01-01T00:10:00|2024-01-01T01:10:00"
+    text = f"JobID|Submit|Start|End|State|NNodes|NodeList\n1|{times}|REVOKED|2|None assigned\n"
+    text += f"2|{times}|COMPLETED|1|n1\n3|{times}|COMPLETED|4|\n"
+    log = read_sacct(write(tmp_path, text))
+    expected = [(1, ("n1",)), (4, ())]
+    assert [(job.nodes, job.names) for job in log.jobs] == expected
+    assert log.skipped == 1
+    moments = [each.rpartition(":")[0] for each in times.split("|")]
+    jobs = [
+        json_job(job, *moments, nodes, count, "cpu=1", True)
+        for job, nodes, count in ((1, "None assigned", 2), (2, "n1", 1), (3, "", 4))
+    ]
+    log = read_sacct(write(tmp_path, json.dumps({"jobs": jobs})))
+    assert [(job.nodes, job.names) for job in log.jobs] == expected
+
+
+def test_jobs_of_two_clusters_in_json_are_not_one_machine(tmp_path):
+    """sacct --json names the cluster of each job."""
+
+    def log(*clusters):
+        start, end = "2024-01-01T00:00", "2024-01-01T01:00"
+        jobs = [
+            json_job(k, start, start, end, "n1", 1, "cpu=1,node=1", True) | {"cluster": cluster}
+            for k, cluster in enumerate(clusters)
+        ]
+        return read_sacct(write(tmp_path, json.dumps({"jobs": jobs})))
+
+    assert len(log("a", "a").jobs) == 2
+    with pytest.raises(
+        WorkloadError, match=r"line 1: The log has jobs of several clusters \(a, b\)"
+    ):
+        log("a", "b")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_seconds_since_the_epoch_are_not_repeated(tmp_path, as_json):
+    """A job that ended before it started never ran: no clock was set back."""
+    submit, start, end = (seconds(f"2024-01-01T00:{minute}") for minute in ("00", "30", "20"))
+    text = f"JobID|Submit|Start|End|NNodes\n1|{submit:.0f}|{start:.0f}|{end:.0f}|4\n"
+    text += f"2|{submit:.0f}|{submit:.0f}|{end:.0f}|1\n"
+    if as_json:
+        jobs = [
+            {"job_id": k, "nodes": "", "allocation_nodes": nodes,
+             "time": {"submission": submit, "start": begin, "end": end}}
+            for k, begin, nodes in ((1, start, 4), (2, submit, 1))
+        ]  # fmt: skip
+        text = json.dumps({"jobs": jobs})
+    log = read_sacct(write(tmp_path, text))
+    assert [(job.nodes, job.run_s) for job in log.jobs] == [(1, 1200.0)]
+    assert log.skipped == 1
+
+
 def test_columns_that_are_cut_to_a_width_are_refused(tmp_path):
     with pytest.raises(WorkloadError, match="are cut to a width; run: sacct"):
         read_log(write(tmp_path, SACCT.replace("|", "  ")))

@@ -56,6 +56,32 @@ def test_overlapping_jobs_on_one_node_are_one_busy_time():
     assert spans(idle.trace) == [("a", 80.0, 100.0)]
 
 
+def daily(name, first, last):
+    """A job of 20 hours on each of these days."""
+    return [LogJob(86400.0 * k, 86400.0 * k, 72000.0, 1, (name,)) for k in range(first, last)]
+
+
+@pytest.mark.parametrize(
+    ("days", "named", "hours"),
+    [
+        ({"a": (0, 30), "b": (0, 30)}, None, None),
+        ({"old": (0, 15), "new": (15, 30), "a": (0, 30)}, 2, 14 * 24 + 4 + 15 * 24),
+        ({"added": (20, 30), "a": (0, 30)}, 1, 20 * 24),
+        ({"for some days": (10, 20), "a": (0, 30)}, 1, 10 * 24 + 9 * 24 + 4),
+        ({"late": (4, 30), "a": (0, 30), "b": (0, 26)}, None, None),
+    ],
+)
+def test_nodes_without_jobs_for_long_at_an_edge_are_named(days, named, hours):
+    """They may have been added, removed or renamed."""
+    jobs = [job for name, span in days.items() for job in daily(name, *span)]
+    jobs.sort(key=lambda job: job.start_s)
+    sentences = [s for s in idle_nodes(log(*jobs)).assumptions if "renamed" in s]
+    assert len(sentences) == (named is not None)
+    if sentences:
+        assert sentences[0].startswith(f"{named} of the named nodes have no job in the first or ")
+        assert f"with {hours} node-hours" in sentences[0]
+
+
 def test_jobs_whose_end_the_accounting_missed_are_named():
     """Slurm lists a runaway job as RUNNING with an unknown end, for ever."""
     usual = [LogJob(100.0 * k, 100.0 * k, 90.0, 1, ("a",)) for k in range(100)]

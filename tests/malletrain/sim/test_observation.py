@@ -230,3 +230,37 @@ def test_an_observation_lies_within_its_log_or_is_refused(jobs, lists):
         return
     first, last = min(at for at, _, _ in jobs), max(at for at, _, _ in jobs)
     assert first <= seen.begin_s < seen.end_s <= last
+
+
+def pbs_of_a_busy_machine(hours, nodes=400, job_h=48.0):
+    """What PBS records within so many hours of nodes that are never idle: their jobs take two days
+    and start one after another. The log's zero is two days before its first record.
+    """
+    jobs = []
+    for node in range(nodes):
+        end_h, names = (node + 0.5) * job_h / nodes, (f"n{node}",)
+        while end_h <= hours:  # the record of an end says the start, too
+            jobs.append(LogJob(3600 * end_h, 3600 * end_h, 3600 * job_h, 1, names))
+            end_h += job_h
+        if end_h > job_h:  # the next job, which still runs
+            jobs.append(LogJob(3600 * end_h, 3600 * end_h, None, 1, names))
+    jobs.sort(key=lambda job: job.start_s)
+    return JobLog("PBS accounting", tuple(jobs), lists="since", since_s=3600 * job_h)
+
+
+def test_jobs_that_run_through_a_short_log_of_pbs_are_named():
+    """Half of the nodes have no record within a day: as many node-hours as are known."""
+    log = pbs_of_a_busy_machine(24)
+    assert len({name for job in log.jobs for name in job.names}) == 200
+    [sentence] = [s for s in observe(log).sentences if "until after the last one" in s]
+    assert "in the log of 23.9 hours" in sentence
+    assert "200 jobs ended that had run for longer" in sentence
+    assert "about 4,812 node-hours are missing, beside 4,788 that are known" in sentence
+    assert idle_nodes(log).assumptions.count(sentence) == 1
+
+
+@pytest.mark.parametrize("hours", [47.9, 96, 400])
+def test_a_longer_log_of_pbs_has_all_jobs(hours):
+    log = pbs_of_a_busy_machine(hours)
+    assert len({name for job in log.jobs for name in job.names}) >= 399
+    assert not any("until after the last one" in s for s in observe(log).sentences)

@@ -477,7 +477,8 @@ class AsyncCache:
         name = copy or key
         _checked_answer(name, begun)
         shape, version = msgspec.convert(begun["shape"], Shape), begun["version"]
-        missing: set[int] = set()
+        # A node may have been lost while the proxy evicted for this object.
+        missing = {i for i in range(shape.code.n) if i not in begun["at"]}
         stripe = 0
         async for part in parts:
             chunks = encode(part, shape.code)

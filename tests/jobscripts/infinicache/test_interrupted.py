@@ -75,6 +75,26 @@ def test_a_put_that_is_interrupted_while_it_evicts_leaves_nothing(monkeypatch, h
     run(work)
 
 
+def test_a_node_that_is_lost_while_a_put_evicts_costs_a_chunk():
+    async def work(make):
+        pool = make(4, capacity=1000)
+        async with pool.cache(code=(2, 1)) as cache:
+            await heard(cache, pool)
+            for i in range(2):
+                await cache.put(f"k{i}", data(900, i))
+            begun, go = delayed(pool, "drop")
+            put = asyncio.ensure_future(cache.put("new", data(900, 7)))
+            await begun.wait()
+            at = pool.nodes[0].proxy.table.objects["new"].at
+            await pool.lose(next(n for n in pool.nodes[1:] if n.address in at.values()))
+            go.set()
+            receipt = await put
+            assert receipt.protection < receipt.target_protection
+            assert await cache.get("new") == data(900, 7)
+
+    run(work)
+
+
 def test_what_a_node_did_not_drop_is_dropped_when_it_is_heard_of():
     async def work(make):
         pool = make(3)

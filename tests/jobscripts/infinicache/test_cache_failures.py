@@ -200,8 +200,8 @@ def test_another_cache_at_the_address_of_a_member_that_has_left_is_passed_over()
         pool = make(3)
         other = CacheNode(MIB, b"another secret")
         other.view([other.address])
-        known = [other.address, *(node.address for node in pool.nodes)]
-        async with AsyncCache(known, KEY) as cache:
+        addresses = [other.address, *(node.address for node in pool.nodes)]
+        async with AsyncCache(addresses, KEY) as cache:
             await cache.put("k", b"x")
             assert await cache.get("k") == b"x"
         async with AsyncCache([other.address], KEY) as cache:

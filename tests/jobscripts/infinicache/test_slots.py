@@ -184,14 +184,14 @@ def test_a_proxy_that_leaves_hands_over_to_one_that_does_not_know_it_yet(count, 
 
     async def work(make):
         pool = make(count, proxies=proxies)
-        node, asked = pool.nodes[leaver], asyncio.Event()
+        node, request = pool.nodes[leaver], asyncio.Event()
         for other in pool.nodes:
             for name in ("register", "beat"):
                 handle = other.server.handlers[name]
 
                 def noting(handle=handle, **arguments):
                     if arguments["address"] == node.address and drains:
-                        asked.set()
+                        request.set()
                     return handle(**arguments)
 
                 other.server.handlers[name] = noting
@@ -205,7 +205,7 @@ def test_a_proxy_that_leaves_hands_over_to_one_that_does_not_know_it_yet(count, 
             node.view([n.address for n in pool.nodes], [node.address], pool.number + 1)
             drains = True
             draining = asyncio.ensure_future(node.drain())
-            await asyncio.wait([draining, asyncio.ensure_future(asked.wait())],
+            await asyncio.wait([draining, asyncio.ensure_future(request.wait())],
                                return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
             pool.announce((node,))
             assert await draining == stored

@@ -19,7 +19,7 @@ from malletrain.sim.accounting_logs import SACCT as COMMAND
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.joblogs import read_log
 from malletrain.sim.logged_jobs import LogJob
-from malletrain.sim.resources import Resources, pbs_size, slurm_tres
+from malletrain.sim.resources import Resources
 from malletrain.sim.text_files import json_objects
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.test_joblogs import write
@@ -361,36 +361,6 @@ def test_text_and_json_of_a_release_of_slurm_say_the_same(tmp_path, recorded):
     ran = {job.names: job for job in text if job.run_s and job.run_s > 5}
     assert ran[("n1",)].allocated == Resources(cpus=2, memory=300 * 2**20)
     assert ran[("n2",)].allocated == Resources(cpus=8, memory=2000 * 2**20)
-
-
-@pytest.mark.parametrize(
-    ("text", "resources"),
-    [
-        ("", None),
-        ("gres/gpu=4,gres/gpu:a100=4", Resources(4)),
-        ("gres/gpu:a100=3,gres/gpu:v100=1", Resources(4)),
-        ("gres/gpu=4,gres/gpu:a100=1", Resources(4)),
-        ("gres/gpumem=80G,gres/gpuutil=50,node=1", Resources()),
-        ("gres/gpu:a100_1g.5gb=2,mem=1.50T", Resources(2, 0, 3 * 2**39)),
-        ("mem=500", Resources(memory=500 * 2**20)),
-        ("mem=512000K,cpu=1K", Resources(0, 1024, 500 * 2**20)),
-    ],
-)
-def test_trackable_resources(text, resources):
-    assert slurm_tres(text) == resources
-
-
-@pytest.mark.parametrize("text", ["gpu", "gres/gpu=four", "mem=60GB", "cpu=-1"])
-def test_what_is_no_trackable_resource(text):
-    with pytest.raises(WorkloadError, match=f"'{text}'"):
-        slurm_tres(text)
-
-
-def test_sizes_of_pbs():
-    for text, size in (("5", 5), ("5b", 5), ("2kb", 2048), ("3GB", 3 * 2**30), ("1mw", 2**23)):
-        assert pbs_size(text) == size
-    with pytest.raises(WorkloadError, match="'60G B' is no size of PBS"):
-        pbs_size("60G B")
 
 
 def test_bad_resources_of_pbs(tmp_path):

@@ -56,13 +56,15 @@ def software_of(options: SoftwareOptions) -> SoftwareEnvironment | None:
         container = ""
     conda = _conda(options.conda) if options.conda is not None else ""
     environment = SoftwareEnvironment(
-        modules=tuple(_checked_text(name, "--module", "cuda/12.4") for name in options.module),
+        # Lists, because Python 3.10 makes an empty tuple of a generator another object than (),
+        # which then counts as no default and is sent.
+        modules=tuple([_checked_text(name, "--module", "cuda/12.4") for name in options.module]),
         conda=conda,
         conda_exe=(os.environ.get("CONDA_EXE") or shutil.which("conda") or "") if conda else "",
         venv=_venv(options.venv, bool(container)) if options.venv is not None else "",
         container=container,
         runtime=options.container_runtime or "auto",
-        binds=tuple(_bind(text) for text in options.container_bind),
+        binds=tuple([_bind(text) for text in options.container_bind]),
     )
     return None if environment == SoftwareEnvironment() else environment
 

@@ -107,3 +107,20 @@ def test_a_handle_that_stays_stale_is_told_as_what_it_is(tmp_path, monkeypatch):
     farm = Farm(10**6)
     with pytest.raises(OSError, match=r"Stale file handle.*0\.pkl"):
         next(MapResults(farm, farm, tmp_path, [1], True, None))
+
+
+def test_a_stale_handle_is_waited_for_after_the_farms_end(tmp_path, monkeypatch):
+    """Also after the end of a farm that was cancelled, whose results are read once more."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "0.pkl").touch()
+    answers = [OSError(errno.ESTALE, os.strerror(errno.ESTALE))] * 3
+
+    def outcomes(file):
+        if answers:
+            raise answers.pop()
+        return [FunctionOutcome(7)]
+
+    monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
+    farm = Farm(100)
+    monkeypatch.setattr(farm, "refresh", lambda: SimpleNamespace(state="cancelled"))
+    assert list(MapResults(farm, farm, tmp_path, [1], True, None)) == [7]

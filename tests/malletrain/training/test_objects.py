@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 import malletrain
 from malletrain import Snapshot, SnapshotError
@@ -153,6 +154,23 @@ class StatefulDataLoader(torch.utils.data.DataLoader):
 
     def load_state_dict(self, state):
         self.done = state["done"]
+
+
+class IteratorOfState(_SingleProcessDataLoaderIter):
+    """As that of torchdata, which starts the sampler in a method that has no loader."""
+
+    def __init__(self, loader):
+        super().__init__(loader)
+        self._begin()
+
+    def _begin(self):
+        self._sampler_iter = iter(self._index_sampler)
+
+
+def test_an_iterator_of_torchdata_reads_an_elastic_sampler():
+    sampler = malletrain.ElasticSampler(8, global_batch_size=4, shuffle=False, rank=0, world_size=1)
+    loader = torch.utils.data.DataLoader(torch.arange(8), batch_sampler=sampler)
+    assert [batch.tolist() for batch in IteratorOfState(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_loader_over_an_elastic_sampler_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -311,7 +312,8 @@ def _trials(count: int) -> str:
 def _sentences() -> Iterator[None]:
     """Convert errors of a sweep, and a missing package, to a sentence and an exit code."""
     try:
-        from malletrain.sweep.spec import SweepError
+        importlib.import_module("malletrain.sweep.ledger")  # Optuna
+        from malletrain.sweep.spec import SweepError  # pydantic, which a daemon has too
     except ImportError as error:
         raise Refused(
             f"Sweeps need a package that is not here ({error}): "

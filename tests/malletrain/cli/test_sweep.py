@@ -353,8 +353,11 @@ def test_another_programs_database_is_left_alone(run, file, jobs, tmp_path):
         pass
 
 
-def test_without_optuna_it_says_what_to_install(run, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "malletrain.sweep.spec", None)
+@pytest.mark.parametrize("missing", ["optuna", "malletrain.sweep.spec"])
+def test_without_optuna_it_says_what_to_install(run, monkeypatch, missing):
+    """An environment of a daemon has pydantic and no Optuna."""
+    monkeypatch.delitem(sys.modules, "malletrain.sweep.ledger", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
     refused = run("sweep", "status")
     assert refused.exit_code == 1
     assert "pip install --find-links WHEELS 'malletrain[sweep]'" in refused.stderr

@@ -39,7 +39,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import benchmarks.datacache_node as node_module
 from benchmarks import end_in_order
 from benchmarks.datacache_node import (
     BenchmarkSetting,
@@ -47,7 +46,7 @@ from benchmarks.datacache_node import (
     SegmentReport,
     VirtualNode,
 )
-from benchmarks.datacache_source import SourceServer, fashion_mnist
+from benchmarks.datacache_source import IMAGE_BYTES, SourceServer, fashion_mnist
 from benchmarks.hit_ratios import lru_hits, never_evict_hits, pooled_hits
 from benchmarks.needs import existing
 
@@ -129,7 +128,7 @@ def measure(
 ) -> Row:
     """Run one contender for some epochs."""
     job = VirtualJob(contender, nodes, setting)
-    size = setting.samples * (node_module.IMAGE_BYTES + 1)
+    size = setting.samples * (IMAGE_BYTES + 1)
     seconds = hits = reads = 0.0
     coverage: list[float] = []
     exactly_once = True
@@ -227,7 +226,7 @@ def churn(
 def sweep(setting: BenchmarkSetting, server: SourceServer) -> dict[str, Any]:
     """Trials in turn on one node, an epoch each, through one store."""
     setting = replace(setting, fraction=1.0)
-    size = setting.samples * (node_module.IMAGE_BYTES + 1)
+    size = setting.samples * (IMAGE_BYTES + 1)
     before = server.counts().bytes
     keeper = VirtualNode("n1", "DataCache", setting)  # the lease ends, but its memory stays
     keeper.ready()

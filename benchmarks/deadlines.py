@@ -224,7 +224,7 @@ def _watch(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None
                 seen[name] = (forecast.low, forecast.high)
         return commands
 
-    keeper.notice = noting  # type: ignore[method-assign]
+    keeper.notice = noting
 
 
 def met(simulation: Simulation, due: dict[str, float]) -> int:
@@ -287,8 +287,8 @@ def main() -> None:
     args = parser.parse_args()
     worlds = args.world or ["kth:kth", "kth:philly", "summit:kth"]
     cases = [
-        Case(*world.split(":"), load, seed, args.days, args.weight, args.ahead)
-        for world in worlds
+        Case(nodes, jobs, load, seed, args.days, args.weight, args.ahead)
+        for nodes, jobs in (world.split(":") for world in worlds)
         for load in args.load or (0.4, 0.7)
         for seed in range(args.seeds)
     ]

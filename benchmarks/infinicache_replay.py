@@ -174,9 +174,9 @@ def main() -> None:
                 note({**about, "way": f"{count} reserved", "preemption": "never", **result})
                 for keys in (8192, 512):
                     hits, size = foretold(requests, memory * count, keys)
-                    way = f"{count} foretold by {keys} keys"
+                    label = f"{count} foretold by {keys} keys"
                     ratios = {"hit_ratio": hits, "byte_hit_ratio": size}
-                    note({**about, "way": way, "preemption": "never", **result, **ratios})
+                    note({**about, "way": label, "preemption": "never", **result, **ratios})
             for preemption in filter(None, options.preemption.split(";")):
                 if preemption not in SUDDEN:
                     parser.error(f"{preemption!r} is no preemption; known are {'; '.join(SUDDEN)}")

@@ -86,7 +86,7 @@ class Trainings:
     def submit(self, repeat: str, **options: object) -> str:
         """Submit a job; return its id."""
         self._enough.unlink(missing_ok=True)
-        env = {"MALLETRAIN_PRELOAD": PRELOADED.get(self._model, ""), **options.pop("env", {})}  # type: ignore[dict-item]
+        env = {"MALLETRAIN_PRELOAD": PRELOADED.get(self._model, ""), **options.pop("env", {})}
         arguments = (self._model, self._data, repeat)
         return self._site.submit(SCRIPT, *arguments, profile=False, env=env, **options)
 

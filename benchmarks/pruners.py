@@ -129,7 +129,9 @@ def search(curves: Sequence[TrainedCurve], make: Make, slots: int) -> Search:
             heapq.heappush(due, (now + more, number, stage + 1, trial))
             continue
         begin(now)
-    ended = [t.value for t in study.trials if t.state == TrialState.COMPLETE]
+    ended = [
+        t.value for t in study.trials if t.state == TrialState.COMPLETE and t.value is not None
+    ]
     best = max(curve.accuracy[-1] for curve in curves)
     return Search(best - max(ended, default=0.0), epochs / (steps[-1] * len(curves)), now / 3600)
 

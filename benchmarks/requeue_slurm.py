@@ -46,7 +46,11 @@ class SlurmTraining:
         self.rank, self.world = task()
         model, self._optimizer = network()
         self._sampler = exact_sampler(self.rank, self.world)
-        self._saved = {"model": model, "optimizer": self._optimizer, "sampler": self._sampler}
+        self._saved: dict[str, Any] = {
+            "model": model,
+            "optimizer": self._optimizer,
+            "sampler": self._sampler,
+        }
         self._path = args.checkpoints / f"{args.training}.pt"
         if self._path.exists():
             for name, state in torch.load(self._path, weights_only=True).items():

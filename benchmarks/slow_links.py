@@ -37,7 +37,7 @@ dist.destroy_process_group()
 class SlowedLink:
     """The results of one run."""
 
-    manner: str
+    policy: str
     before: float
     """Steps/s."""
     slowed: float
@@ -53,7 +53,7 @@ class SlowedLink:
     load: float
 
 
-def run(manner: str, o: argparse.Namespace) -> SlowedLink:
+def run(policy: str, o: argparse.Namespace) -> SlowedLink:
     """Run one job with a slow link. Raises RuntimeError if such hosts are not possible here."""
     if reason := missing():
         raise RuntimeError(reason)
@@ -64,16 +64,16 @@ def run(manner: str, o: argparse.Namespace) -> SlowedLink:
     try:
         bed.start()
         keys = (
-            f'slow_nodes = "{manner}"\nslow_after = "{o.after:g} s"\nlink_every = "{o.every:g} s"'
+            f'slow_nodes = "{policy}"\nslow_after = "{o.after:g} s"\nlink_every = "{o.every:g} s"'
         )
         site = HostsSite(bed, root / "shared", fabric=keys).start()
-        return _slowed(site, manner, o, load)
+        return _slowed(site, policy, o, load)
     finally:
         bed.stop()
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _slowed(site: HostsSite, manner: str, o: argparse.Namespace, load: float) -> SlowedLink:
+def _slowed(site: HostsSite, policy: str, o: argparse.Namespace, load: float) -> SlowedLink:
     job = site.submit("train.py", SCRIPT, f"1:{o.size}")
     before = 0.0
     while not before:  # only the number of samples changed in that time
@@ -101,12 +101,12 @@ def _slowed(site: HostsSite, manner: str, o: argparse.Namespace, load: float) ->
     site.until(lambda: site.job(job)["state"] == "completed", "the job completes")
     mine = named.get(victim)
     return SlowedLink(
-        manner,
+        policy,
         before,
         slowed,
         last,
         mine["time"] - began if mine else None,
-        formed[0] - began if formed and manner == "swap" else None,
+        formed[0] - began if formed and policy == "swap" else None,
         len(named.keys() - {victim}),
         mine["data"].get("mbit") if mine else None,
         mine["data"].get("usual_mbit") if mine else None,

@@ -188,8 +188,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     args = parser.parse_args()
     cases = [
-        Case(*world.split(":"), load, seed, args.days, policy)
-        for world in args.world or WORLDS
+        Case(machine, jobs, load, seed, args.days, policy)
+        for machine, jobs in (world.split(":") for world in args.world or WORLDS)
         for load in args.load or (0.7,)
         for seed in range(args.seeds)
         for policy in STARTS
@@ -198,8 +198,8 @@ def main() -> None:
     with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
         waiting = [pool.submit(row, case, args.data) for case in cases]
         rows = []
-        for one in waiting:
-            rows.append(one.result())
+        for each in waiting:
+            rows.append(each.result())
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     rows = compared(rows)
     means = summary(rows)

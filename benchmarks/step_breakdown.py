@@ -255,7 +255,7 @@ def overhead(o: argparse.Namespace) -> Cost:
     step_hooks.install()
     weight = torch.ones(64, 64, requires_grad=True)
     rows = torch.ones(64, 64)
-    loader = torch.utils.data.DataLoader(range(10**9), batch_size=1)  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader(range(10**9), batch_size=1)
     batches = iter(loader)
 
     def step(work_s: float) -> None:

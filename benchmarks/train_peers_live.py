@@ -19,7 +19,7 @@ def main() -> None:
         SAMPLES, global_batch_size=BATCH, shuffle=False, max_world_size=args.max_ranks
     )
     loader: DataLoader[int] = DataLoader(
-        range(SAMPLES),  # type: ignore[arg-type]
+        range(SAMPLES),
         batch_sampler=sampler,
         collate_fn=list,
     )

@@ -40,7 +40,7 @@ class DigitsModule(LightningModule):
 
     def train_dataloader(self) -> DataLoader[int]:
         return DataLoader(
-            range(SAMPLES),  # type: ignore[arg-type]
+            range(SAMPLES),
             batch_sampler=self._sampler,
             collate_fn=list,
         )

@@ -161,9 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if day in setting.days()
             ]
             brought = {pool.submit(assimilation, setting, *what): what for what in todo}
-            for done in as_completed(brought):
-                observed.append(done.result())
-                note(f"assimilation of {brought[done]}")
+            for each in as_completed(brought):
+                observed.append(each.result())
+                note(f"assimilation of {brought[each]}")
     if "pictures" in parts:
         from benchmarks.windsr_pictures import pictures
 

@@ -174,7 +174,8 @@ def _row(
             thresholds = None
             if radius is None:
                 of = "paste" if way == "condition" else way
-                thresholds = Thresholds(*chosen[f"{of}, {label}"], CAPS[label])
+                terrain, wind = chosen[f"{of}, {label}"]
+                thresholds = Thresholds(terrain, wind, CAPS[label])
             if way == "condition":
                 composite, _, used = conditioned(
                     interpolated,

@@ -2,13 +2,16 @@
 
 Decides which DataLoaders use it: those over a map-style dataset that are created without
 ``num_workers``. An iterable dataset would repeat its data in each worker, unless it shares them out
-itself, which only its author knows. Everything else stays as torch has it.
+itself, which only its author knows. Their workers are forked, as is the default before Python 3.14:
+a script that was written without workers may have data that cannot be pickled, and no
+``if __name__ == "__main__"``. Everything else stays as torch has it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 import os
 from importlib import import_module
 from typing import Any
@@ -34,6 +37,14 @@ def loader_workers() -> int:
 def _number() -> int:
     text = os.environ.get(env.LOADER_WORKERS, "")
     return int(text) if text.isdecimal() else 0
+
+
+def _forks_only_on_request() -> bool:
+    """Return whether new processes are not forked, as from Python 3.14 on, because of the default
+    and not because the script says so.
+    """
+    is_default = multiprocessing.get_start_method(allow_none=True) is None
+    return is_default and multiprocessing.get_all_start_methods()[0] != "fork"
 
 
 def install() -> None:
@@ -64,6 +75,8 @@ def install() -> None:
         names_number = "num_workers" in kwargs or len(args) > position
         if not names_number and not isinstance(dataset, iterable_class):
             kwargs["num_workers"] = _number()
+            if kwargs.get("multiprocessing_context") is None and _forks_only_on_request():
+                kwargs["multiprocessing_context"] = "fork"
         original(self, *args, **kwargs)
 
     setattr(create, _MARK, True)

@@ -70,7 +70,7 @@ def test_what_fits_is_cached_and_a_fourth_stays_free_for_loader_workers():
         data = malletrain.DataCache(Blocks(), name="blocks", memory="64M")
         assert epoch(data) == 0
         print(epoch(data), free() >> 20)
-        print(epoch(data, num_workers=2))
+        print(epoch(data, num_workers=2, multiprocessing_context="fork"))
         """,
         "8M",
     )

@@ -144,3 +144,22 @@ def test_without_a_usable_number_torch_is_left_alone(printed, number):
         IMPORTS[1] + HEAD + "print(malletrain.loader_workers(), DataLoader(Numbers()).num_workers)"
     )
     assert printed(program, number) == "0 0"
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "method"),
+    [
+        ("", "", "fork"),
+        ("", ", multiprocessing_context='spawn'", "spawn"),
+        ("multiprocessing.set_start_method('spawn')\n", "", None),
+    ],
+)
+def test_workers_are_forked_unless_the_script_says_otherwise(printed, before, options, method):
+    """Also where that is not the default, as from Python 3.14 on."""
+    newer = (
+        "import multiprocessing\n"
+        "multiprocessing.get_all_start_methods = lambda: ['forkserver', 'fork', 'spawn']\n"
+    )
+    loader = f"DataLoader(Numbers(){options}).multiprocessing_context"
+    show = f"print(getattr({loader}, '_name', None))"
+    assert printed(IMPORTS[1] + HEAD + newer + before + show) == str(method)

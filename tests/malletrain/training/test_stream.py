@@ -304,10 +304,15 @@ class OfWorkers(torch.utils.data.IterableDataset):
         return iter([(file, n) for file in mine for n in range(3)])
 
 
+def records_of_workers(file):
+    """Not in the test, for workers that are not forked."""
+    return OfWorkers([file])
+
+
 def test_a_dataset_that_leaves_out_what_is_other_workers():
     stream = ElasticStream(
         range(8),
-        lambda file: OfWorkers([file]),
+        records_of_workers,
         batch_size=4,
         num_workers=2,
         collate_fn=list,

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What click raises for a group without a command; click before 8.2 shows the help itself."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -54,7 +57,7 @@ class _ReportingCommand(click.Command):
             with contextlib.suppress(AttributeError, ValueError):  # stdout may be closed
                 sys.stdout.flush()
             code = result if isinstance(result, int) else 0
-        except click.exceptions.NoArgsIsHelpError as error:
+        except _NO_ARGUMENTS as error:
             click.echo(error.format_message())
             code = USAGE
         except click.UsageError as error:

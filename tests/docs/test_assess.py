@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from click.testing import CliRunner
-
 from malletrain.cli import main
 from tests.bare import ROOT
+from tests.command_runner import CliRunner
 from tests.docs.console import blocks, commands
 
 

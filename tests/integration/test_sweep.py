@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
 from malletrain.sweep.ledger import Ledger, open_storage
+from tests.command_runner import CliRunner
 from tests.integration.embedded import gone, site
 
 TRAIN = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
 from malletrain.shipped import names, shipped
 from tests.bare import ROOT
+from tests.command_runner import CliRunner
 
 
 def test_every_name_is_that_of_a_file_in_the_tree():

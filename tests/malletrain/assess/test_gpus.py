@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation, moment, observe
 from malletrain.sim.resources import Resources
 from malletrain.sim.workloads import WorkloadError
+from tests.command_runner import CliRunner
 
 ONE_GPU = (SlotSize(),)
 DAY = ["--from", "2024-01-01", "--to", "2024-01-02"]

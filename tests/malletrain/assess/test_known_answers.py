@@ -6,9 +6,9 @@ import json
 from datetime import datetime, timedelta
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
+from tests.command_runner import CliRunner
 
 MONTH = ["--from", "2024-01-01", "--to", "2024-02-01"]
 START_S = 18.0 + 1.0

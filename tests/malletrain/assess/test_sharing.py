@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.assess.host_use import MachineUse
 from malletrain.assess.hosts import Hosts, HostSize, SizeRules
@@ -15,6 +14,7 @@ from malletrain.sim.idle import idle_nodes
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation
 from malletrain.sim.resources import Resources
+from tests.command_runner import CliRunner
 
 HOUR = 3600.0
 DAY = Observation(0.0, 24 * HOUR)

@@ -3,9 +3,9 @@ speed).
 """
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
+from tests.command_runner import CliRunner
 from tests.malletrain.cli.fake_daemon import FakeDaemon, default_answers
 
 

@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
 from malletrain.protocol.views import ProfileView, RateView, RescaleView
+from tests.command_runner import CliRunner
 from tests.malletrain.cli.fake_daemon import (
     Refuse,
     detail,
@@ -50,6 +50,20 @@ def test_importing_the_command_line_imports_nothing_heavy():
         ).stdout.strip()
         == "[]"
     )
+
+
+def test_an_unknown_command_is_refused_with_click_before_8_2():
+    """That has no exception of its own for a group without a command."""
+    code = """
+import click
+vars(click.exceptions).pop("NoArgsIsHelpError", None)
+from malletrain.cli import main
+main(["statsu"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "No such command 'statsu'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.thorough

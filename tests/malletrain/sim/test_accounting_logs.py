@@ -12,7 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
 from malletrain.sim.accounting_logs import SACCT as COMMAND
@@ -22,6 +21,7 @@ from malletrain.sim.logged_jobs import LogJob
 from malletrain.sim.resources import Resources
 from malletrain.sim.text_files import json_objects
 from malletrain.sim.workloads import WorkloadError
+from tests.command_runner import CliRunner
 from tests.malletrain.sim.test_joblogs import write
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
 from scavenger.trace import files, synthesis
+from tests.command_runner import CliRunner
 from tests.malletrain.sim.conftest import shared, trace_of
 
 pytestmark = pytest.mark.slow

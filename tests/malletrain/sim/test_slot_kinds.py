@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
 from malletrain.sim.costs import CostModel
@@ -17,6 +16,7 @@ from malletrain.sim.workload_files import read_workload
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.amounts import HEADER, parse
 from scavenger.trace.kinds import TraceKind, divide
+from tests.command_runner import CliRunner
 from tests.malletrain.sim.conftest import job, linear
 
 pytestmark = pytest.mark.slow

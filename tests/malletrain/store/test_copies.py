@@ -11,13 +11,13 @@ import stat
 import threading
 
 import pytest
-from click.testing import CliRunner
 
 from malletrain.cli import main
 from malletrain.identity.state_directory import lock_state_dir
 from malletrain.store.copies import CopyError, backup, check, export, restore
 from malletrain.store.records import EventRow
 from malletrain.store.store import Store
+from tests.command_runner import CliRunner
 from tests.malletrain.store.conftest import new_job
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from click.testing import CliRunner
 from sqlalchemy import text
 
 from malletrain.cli.db import db
@@ -12,6 +11,7 @@ from malletrain.store.database import StoreError, open_engine
 from malletrain.store.ownership import FENCE_S, own
 from malletrain.store.store import Store
 from tests import postgres
+from tests.command_runner import CliRunner
 
 pytestmark = pytest.mark.slow
 

@@ -60,6 +60,10 @@ PARTS: dict[str, tuple[tuple[str, str], ...]] = {
 """Private names by the feature that needs them: (module, path in it). Names that exist only on
 instances are checked where they are used.
 """
+LIVE_MODE_FROM = "2.7"
+"""The oldest torch for live mode: DistributedDataParallel takes over parameters as they are, and a
+group whose peer never comes is given up.
+"""
 
 
 def missing(purpose: str) -> list[str]:
@@ -74,11 +78,16 @@ def missing(purpose: str) -> list[str]:
 
 
 def require(purpose: str) -> None:
-    """Check that the installed torch has the private names for ``purpose``.
+    """Check that the installed torch is new enough and has the private names for ``purpose``.
 
     Raises:
-        RuntimeError: a name is missing; the message says which, and what to do.
+        RuntimeError: it is not, or a name is missing; the message says what to do.
     """
+    if "live mode" in purpose and torch.__version__ < LIVE_MODE_FROM:
+        raise RuntimeError(
+            f"Live mode needs torch {LIVE_MODE_FROM} or newer, and this is {torch.__version__}. "
+            "Install a newer torch, or train in restart mode."
+        )
     if missing_names := missing(purpose):
         raise RuntimeError(
             f"torch {torch.__version__} has no {', '.join(missing_names)}, which {purpose} needs. "

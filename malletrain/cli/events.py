@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +96,7 @@ def events(
         raise click.UsageError("--output is for --as-trace; for events use > FILE.")
     if as_trace and (follow or job or last or since or as_json):
         raise click.UsageError("A trace is made of all events; give --as-trace without a filter.")
-    with client_of(state_dir) as client:
+    with client_of(state_dir) as client, contextlib.ExitStack() as later_clients:
         if as_trace:
             _write_trace(client, output)
             return
@@ -112,7 +113,7 @@ def events(
                     raise
                 click.echo(f"{error} Its events follow when it runs again.", err=True)
                 client.close()
-                client = _reconnect(state_dir)
+                client = later_clients.enter_context(_reconnect(state_dir))
                 continue
             for event in page:
                 if as_json:

@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+import zmq
 
 from malletrain.client import ClientError, Unreachable
 from tests.malletrain.cli.fake_daemon import Refuse, event_view
@@ -54,7 +55,17 @@ def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch)
     monkeypatch.setattr("malletrain.client.Connection.events", events)
     importlib.import_module("malletrain.cli.events")  # its command has the name, too
     monkeypatch.setattr(sys.modules["malletrain.cli.events"], "RETRY_INTERVAL_S", 0.0)
+    contexts = []
+
+    class Context(zmq.Context):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            contexts.append(self)
+
+    monkeypatch.setattr(zmq, "Context", Context)
     result = run("events", "--follow")
+    # The garbage collector waits for ever for an open socket that goes with its context.
+    assert [context.closed for context in contexts] == [True, True]
     assert result.exit_code == 1
     assert served == [0, 1, 1, 2]
     assert "The daemon is gone. Its events follow" in result.stderr

@@ -17,6 +17,7 @@ from benchmarks.switched_cluster import Switches, start, switch
 
 
 def test_a_framework_that_cannot_be_installed_says_why(tmp_path, monkeypatch):
+    pytest.importorskip("pip")
     missing = tmp_path / "absent-1.0-py3-none-any.whl"
     monkeypatch.setitem(peers_environments.PACKAGES, "absent", (str(missing),))
     with pytest.raises(NotInstalled, match=r"absent was not installed: ERROR.*absent-1\.0"):

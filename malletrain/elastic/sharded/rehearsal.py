@@ -38,8 +38,24 @@ ALONE = Place(0, 0, 1)
 """Membership in a round of one process."""
 
 
+class _ImaginedGroup(dist.ProcessGroup):
+    """A group of which only this rank exists. From torch 2.14 on it would have the size of its
+    backend, 1.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows one form
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
 def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    group = dist.ProcessGroup(rank, size)  # type: ignore[call-arg]  # the stub knows one form
+    group = _ImaginedGroup(rank, size)
     adopt_backend(group, dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout))
     return group
 

@@ -53,7 +53,7 @@ def test_an_order_survives_its_file(tmp_path):
 def test_an_order_that_is_not_one_is_refused(tmp_path):
     path = tmp_path / "order.json"
     path.write_bytes(msgspec.json.encode({**msgspec.to_builtins(order(tmp_path)), "surprise": 1}))
-    with pytest.raises(ValueError, match="surprise"):
+    with pytest.raises(msgspec.ValidationError, match="surprise"):
         read_order(str(path))
 
 

@@ -91,7 +91,10 @@ def test_what_was_written_is_on_disk(here, name, way):
     plain = outcome([sys.executable, path], here)
     expected = (here / "out").read_bytes()
     (here / "out").unlink()
-    assert outcome([*WAYS[way], path], here) == plain
+    launched = outcome([*WAYS[way], path], here)
+    assert launched[:2] == plain[:2]
+    if b"Exception ignored" not in plain[2]:  # of gzip in Python 3.14, where the modules are gone
+        assert launched == plain
     assert (here / "out").read_bytes() == expected != b""
 
 

@@ -102,9 +102,9 @@ vllm: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip install --quiet -r .venv-vllm/requirements.txt -e . -e './jobscripts/llm[models]'
 	touch $@
 
-# The oldest torch that setup.cfg admits, the oldest for live mode and the newest there is, each in an
-# environment of its own (some 19 GB where the index has CUDA builds only).
-TORCH_MATRIX ?= 2.5.* 2.7.* 2.*
+# The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
+# (some 13 GB where the index has CUDA builds only).
+TORCH_MATRIX ?= 2.7.* 2.*
 torch-matrix: $(foreach version,$(subst *,x,$(TORCH_MATRIX)),.torch/$(version))
 	for folder in $^; do \
 	    $$folder/bin/python -c 'import torch; print("torch", torch.__version__)' && \

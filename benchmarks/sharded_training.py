@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from benchmarks.sharded_account import Tensor, rows_of
@@ -93,8 +94,6 @@ def build(width: int, layers: int) -> Decoder:
 
 def shard(model: Decoder, mesh: DeviceMesh) -> Decoder:
     """Shard the model over the mesh, layer by layer."""
-    from torch.distributed.fsdp import fully_shard  # public since torch 2.6
-
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data._utils.worker"
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
-_FSDP = (
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-    if torch.__version__ >= "2.6"
-    else "torch.distributed._composable.fsdp._fsdp_param_group"
-)
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "ElasticStream": ((_LOADER, "_worker_info"),),
     "parts of a step": (
@@ -60,10 +56,6 @@ PARTS: dict[str, tuple[tuple[str, str], ...]] = {
 """Private names by the feature that needs them: (module, path in it). Names that exist only on
 instances are checked where they are used.
 """
-LIVE_MODE_FROM = "2.7"
-"""The oldest torch for live mode: DistributedDataParallel takes over parameters as they are, and a
-group whose peer never comes is given up.
-"""
 
 
 def missing(purpose: str) -> list[str]:
@@ -78,16 +70,11 @@ def missing(purpose: str) -> list[str]:
 
 
 def require(purpose: str) -> None:
-    """Check that the installed torch is new enough and has the private names for ``purpose``.
+    """Check that the installed torch has the private names for ``purpose``.
 
     Raises:
-        RuntimeError: it is not, or a name is missing; the message says what to do.
+        RuntimeError: a name is missing; the message says which, and what to do.
     """
-    if "live mode" in purpose and torch.__version__ < LIVE_MODE_FROM:
-        raise RuntimeError(
-            f"Live mode needs torch {LIVE_MODE_FROM} or newer, and this is {torch.__version__}. "
-            "Install a newer torch, or train in restart mode."
-        )
     if missing_names := missing(purpose):
         raise RuntimeError(
             f"torch {torch.__version__} has no {', '.join(missing_names)}, which {purpose} needs. "

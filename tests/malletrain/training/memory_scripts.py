@@ -10,11 +10,11 @@ import threading
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from malletrain import ElasticSampler, Snapshot, SnapshotError
 from malletrain.protocol.worker_channel import DrainDone
 from malletrain.training import memory_snapshots, report
-from tests.fsdp import fully_shard
 from tests.malletrain.training.sharded_scripts import WORDS, Transformer, killer, mesh_of, whole
 from tests.malletrain.training.worker_side import FakeAgent
 from tests.waiting import NEVER_S, until

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -27,7 +28,6 @@ from malletrain.protocol.worker_channel import DrainDone, SnapshotTaken
 from malletrain.training import report, shard_files
 from malletrain.training.shard_reader import RowReader
 from malletrain.training.side_group import Team
-from tests.fsdp import fully_shard
 from tests.malletrain.training.worker_side import FakeAgent
 from tests.waiting import until
 

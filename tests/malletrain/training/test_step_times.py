@@ -328,7 +328,7 @@ def test_the_broadcast_of_buffers_is_exchange(hands, hooks, monkeypatch):
 def test_exchanges_of_a_sharded_model_on_gpus_are_not_known(hands, hooks, on_gpu, exchange):
     from malletrain.training import step_hooks
 
-    fully_shard = pytest.importorskip("tests.fsdp").fully_shard
+    fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
     dist = hooks.distributed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -13,29 +13,18 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import malletrain  # noqa: E402
-from malletrain.elastic.group import rehearse  # noqa: E402
 from malletrain.training import torch_private  # noqa: E402
 
 
 @pytest.mark.parametrize("purpose", torch_private.PARTS)
 def test_the_installed_torch_has_every_part(purpose):
-    if "live mode" in purpose and torch.__version__ < torch_private.LIVE_MODE_FROM:
-        pytest.skip("this torch is for restart mode")
     assert torch_private.missing(purpose) == []
 
 
 def test_a_part_that_is_missing_is_named_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.7.0"))
     monkeypatch.delattr(dist.distributed_c10d, "_set_pg_timeout")
     with pytest.raises(RuntimeError, match=r"has no .*_set_pg_timeout, which live mode needs\. "):
         torch_private.require("live mode")
-
-
-def test_an_old_torch_is_refused_by_live_mode_only(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.6.0"))
-    with pytest.raises(RuntimeError, match=r"^Live mode needs torch 2\.7 or newer, and"):
-        rehearse()
-    torch_private.require("restart mode")
 
 
 def test_a_scaler_forgets_that_it_unscaled():

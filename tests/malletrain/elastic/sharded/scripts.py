@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 import malletrain.elastic as elastic
@@ -17,7 +18,6 @@ from malletrain import ElasticSampler
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies, moving, sharing
-from tests.fsdp import fully_shard
 from tests.malletrain.elastic.scripts import data
 
 RATE = 0.01

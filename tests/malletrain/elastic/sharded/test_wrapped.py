@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
 
 import malletrain.elastic as elastic
 from malletrain.elastic.sharded.model import exchange_parameters
-from tests.fsdp import fully_shard
 from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from malletrain.core.events import JobState
-from malletrain.core.farm_curve import farm_curve
+from malletrain.core.node_values import farm_curve
 from malletrain.core.task_history import TaskCounts, TaskHistory
 from malletrain.core.task_queue import TaskState
 from malletrain.daemon.api.job_dependencies import JobDependencies

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from malletrain.config.units import format_duration
-from malletrain.core import slow_links
+from malletrain.core import slow_nodes
 from malletrain.core.events import NodeRejected, RoundInterrupted, WorkersFailed
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
@@ -456,9 +456,9 @@ class StuckRounds:
         ]
         failed = f"The workers of round {run.rounds.generation} failed before their first step"
         problem = failed if barred else self._no_step_phrase(run)
-        why = f"{problem}: {slow_links.sentence(blocked_connections)}"
+        why = f"{problem}: {slow_nodes.sentence(blocked_connections)}"
         with self._transactions.begin():
-            for node in slow_links.left_out(
+            for node in slow_nodes.left_out(
                 run.rounds.members, [(a, b) for a, b, _ in blocked_connections]
             ):
                 text = f"{why} The job continues without {node}."

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.slow_links import left_out, sentence
+from malletrain.core.slow_nodes import left_out, sentence
 
 NODES = ("a", "b", "c", "d")
 

@@ -66,9 +66,9 @@ from malletrain.identity.users import Users
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.store.clock_shift import shift_times
 from malletrain.store.database import StatementRefused
 from malletrain.store.ownership import BEAT_S, own
+from malletrain.store.schema import shift_times
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
 

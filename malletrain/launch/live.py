@@ -27,9 +27,9 @@ from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
+from malletrain.protocol.failures import first_error, without_noise
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
-from malletrain.protocol.last_output import first_error, without_noise
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import (
     Abort,

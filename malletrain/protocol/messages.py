@@ -33,6 +33,7 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.bounds import Message as Message
 from malletrain.protocol.commands import CommandCredit as CommandCredit
 from malletrain.protocol.commands import CommandEnded as CommandEnded
 from malletrain.protocol.commands import CommandInput as CommandInput
@@ -54,7 +55,6 @@ from malletrain.protocol.farm import TaskResults as TaskResults
 from malletrain.protocol.farm import TaskStop as TaskStop
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
-from malletrain.protocol.message import Message as Message
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
@@ -64,8 +64,10 @@ from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import RoundLayout as RoundLayout
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
-from malletrain.protocol.stacks import ShowStacks as ShowStacks
-from malletrain.protocol.stacks import Stacks as Stacks
+
+MAX_STACK_BYTES = 8192
+MAX_STACK_WORKERS = 16
+"""Maximum number of workers whose stacks one node sends, and one event keeps."""
 
 
 class ExpectLoss(Message, frozen=True):
@@ -318,6 +320,21 @@ class Probed(Message, frozen=True):
     results: Annotated[tuple[ProbeResult, ...], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
+class Stacks(Message, frozen=True):
+    """The stacks of one worker. ``state``: its state in the kernel, if it is neither running nor
+    sleeping; ``text``: the stacks of its threads, the innermost frame first; empty: it reported
+    none.
+    """
+
+    job: Id
+    generation: Count
+    rank: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)]
+    """-1: not known, because it has not reported."""
+    pid: Count
+    state: Sentence = ""
+    text: Annotated[str, msgspec.Meta(max_length=MAX_STACK_BYTES)] = ""
+
+
 class LogsShipped(Message, frozen=True):
     """All logs of ``job`` on this node have been sent, and no more output will follow."""
 
@@ -424,6 +441,13 @@ class ProbeTo(Message, frozen=True):
     token: str
     targets: tuple[ProbeTarget, ...]
     seconds: Duration = 0.0
+
+
+class ShowStacks(Message, frozen=True):
+    """Get the stacks of each live worker of this round, which hangs; answer Stacks for each."""
+
+    job: str
+    generation: int
 
 
 class Release(Message, frozen=True):

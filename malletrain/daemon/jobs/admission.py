@@ -23,11 +23,10 @@ from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
-from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
+from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS, OUTPUT, expand, template_problems
 from malletrain.protocol.job_links import links_problem
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
 from malletrain.protocol.payloads import SIZE_NOUNS, TUNABLE
-from malletrain.protocol.task_template import OUTPUT, expand, problems
 
 
 def with_site_software(spec: JobSpec, site: ContainersSection) -> JobSpec:
@@ -400,7 +399,7 @@ def farm_problem(spec: JobSpec, farm: FarmSpec) -> str:
     if not farm.log:
         return "The log of the tasks has no name; give a pattern such as logs/{index}.log."
     more = (OUTPUT,) if farm.output else ()
-    problem = problems(farm.command, columns, more) or problems(patterns, columns)
+    problem = template_problems(farm.command, columns, more) or template_problems(patterns, columns)
     if problem or farm.total == 1:
         return problem
     for name, pattern in (("log", farm.log), ("result file", farm.output)):

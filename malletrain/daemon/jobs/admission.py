@@ -18,7 +18,7 @@ from allocator import Goal, ScalingCurve
 from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
-from malletrain.config.containers import ContainersSection
+from malletrain.config.nodes import ContainersSection
 from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages

@@ -39,8 +39,7 @@ from malletrain.protocol.views import (
 )
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.goals import changes_of
-from malletrain.submission.resubmission import requeued
-from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
+from malletrain.submission.resuming import file_of, requeued, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

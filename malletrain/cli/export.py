@@ -11,11 +11,12 @@ from malletrain.cli.common import (
     DaemonUnreachable,
     Refused,
     client_of,
+    folders,
+    job_names,
     json_option,
     print_json,
     state_dir_option,
 )
-from malletrain.cli.completion import folders, job_names
 
 
 @click.command()

@@ -13,15 +13,15 @@ import click
 from malletrain.cli.common import (
     Refused,
     client_of,
+    job_names,
     json_option,
+    past_time,
     print_json,
     print_json_line,
     print_text,
     state_dir_option,
 )
-from malletrain.cli.completion import job_names
-from malletrain.cli.exit_codes import EXIT_CODES, exit_code
-from malletrain.cli.past_times import past_time
+from malletrain.cli.wait import EXIT_CODES, exit_code
 
 if TYPE_CHECKING:
     from malletrain.client import Connection

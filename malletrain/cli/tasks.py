@@ -19,6 +19,8 @@ import click
 from malletrain.cli.common import (
     Refused,
     client_of,
+    files,
+    job_names,
     json_option,
     print_json,
     print_json_line,
@@ -26,8 +28,7 @@ from malletrain.cli.common import (
     say,
     state_dir_option,
 )
-from malletrain.cli.completion import files, job_names
-from malletrain.cli.exit_codes import EXIT_CODES, exit_code
+from malletrain.cli.wait import EXIT_CODES, exit_code
 
 if TYPE_CHECKING:
     from malletrain.client import Connection

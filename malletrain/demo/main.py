@@ -31,10 +31,9 @@ from malletrain.demo.summary import DemoResult, JobResult, render
 from malletrain.demo.watch import DemoWatcher
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import JobDetail, JobView, StatusView
-from malletrain.render.animation import animation
 from malletrain.render.console import console
 from malletrain.render.tables import ENDED
-from malletrain.render.timeline import Timeline, draw
+from malletrain.render.timeline import Timeline, animation, draw
 from malletrain.shipped import shipped
 from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build

@@ -38,8 +38,8 @@ from malletrain.shipped import shipped
 from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from scavenger.interface import SchedulerError
-from scavenger.trace import files, lengths, replay, synthesis, trace
-from scavenger.trace.checks import TraceError
+from scavenger.trace import files, replay, synthesis, trace
+from scavenger.trace.trace import TraceError
 
 SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
@@ -251,7 +251,7 @@ def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace
     """Return a synthetic trace with Summit's gap lengths, without further conditions, in real
     seconds."""
     model = synthesis.MachineModel(
-        IDLE_SHARE, lengths.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
+        IDLE_SHARE, synthesis.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
     )
     return synthesis.synthesise(model, names, duration_s * SPEEDUP, seed).sped_up(SPEEDUP)
 

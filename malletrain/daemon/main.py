@@ -47,10 +47,11 @@ from malletrain.daemon.site.metrics import NODE_USES, Metrics, MetricsError, cou
 from malletrain.daemon.site.process import (
     MemoryTrim,
     allow_many,
+    extended_start,
     freeze_objects,
     full_collections_rare,
+    tell_service_manager,
 )
-from malletrain.daemon.site.service_manager import extended_start, tell_service_manager
 from malletrain.daemon.site.startup import refusals
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (

@@ -200,7 +200,7 @@ def print_json_line(data: object) -> None:
 
 def print_text(*renderables: Any) -> None:
     """Print tables and texts on stdout."""
-    from malletrain.render.console import console
+    from malletrain.render.columns import console
 
     terminal = console()
     if terminal.is_terminal:

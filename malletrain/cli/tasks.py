@@ -183,7 +183,7 @@ def _follow(client: Connection, farm: str, as_json: bool) -> int:
 
     from malletrain.client import operations
     from malletrain.render import farms
-    from malletrain.render.console import console
+    from malletrain.render.columns import console
 
     terminal, shown = console(), ""
     farm = client.job(farm).job.id

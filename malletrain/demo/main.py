@@ -39,9 +39,8 @@ from malletrain.demo.stage import DemoError, DemoStage
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail, JobView, StatusView
 from malletrain.render import tables
-from malletrain.render.console import console
-from malletrain.render.follow import Follower
-from malletrain.render.live import Screen
+from malletrain.render.columns import console
+from malletrain.render.live import Follower, Screen
 from malletrain.render.tables import ENDED
 from malletrain.render.text import count, rate
 from malletrain.render.timeline import Timeline, animation, draw

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
-from malletrain.render.follow import PollAnswers
+from malletrain.render.live import PollAnswers
 from malletrain.web.history import NodeTimeline, SeenHistory
 
 MAX_CHANGES = 60

@@ -26,7 +26,7 @@ from malletrain.demo.account import (
     render,
     without,
 )
-from malletrain.render.console import console
+from malletrain.render.columns import console
 from tests.draws import cases
 
 

@@ -25,8 +25,7 @@ from malletrain.client import ClientError, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.identity.keys import user_name
-from malletrain.protocol.boot import daemon_of
-from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.messages import JobSpec, daemon_of
 from malletrain.protocol.views import (
     EventView,
     JobDetail,

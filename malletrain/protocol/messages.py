@@ -7,6 +7,9 @@ handlers decide who may send which. Times are seconds since the epoch unless a n
 A client sends :class:`Request` and gets :class:`Reply`. :class:`ExpectLoss` is a forecast of the
 daemon for the agent of a job's first node, :class:`Worth` the value of nodes to a service, as its
 process reports it at run time. All others concern the agents.
+
+Messages name one start of the daemon by its boot name, ``DAEMON-NUMBER``. The daemon's part of it
+is the id of its database, so it survives restarts and moves.
 """
 
 from __future__ import annotations
@@ -545,3 +548,13 @@ DaemonMessage = (
     | Error
 )
 AnyMessage = AgentMessage | DaemonMessage | Request
+
+
+def boot_name(daemon: str, number: int) -> str:
+    """Return the name of the daemon's ``number``-th start."""
+    return f"{daemon[:8]}-{number}"
+
+
+def daemon_of(boot: str) -> str:
+    """Return the daemon's part of a boot name; empty if there is none."""
+    return boot.rpartition("-")[0]

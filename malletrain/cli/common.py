@@ -214,7 +214,7 @@ def print_text(*renderables: Any) -> None:
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-TIMEOUT_S = 1.0
+COMPLETION_TIMEOUT_S = 1.0
 """Maximum time that a completion waits for the daemon, seconds."""
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -253,7 +253,9 @@ def job_names(*, unfinished: bool = False) -> Completer:
         from malletrain.client import ClientError, Connection
 
         try:
-            with Connection.of(ctx.params.get("state_dir"), timeout_s=TIMEOUT_S) as client:
+            with Connection.of(
+                ctx.params.get("state_dir"), timeout_s=COMPLETION_TIMEOUT_S
+            ) as client:
                 jobs = client.jobs()
         except ClientError:
             return []
@@ -271,7 +273,7 @@ def job_names(*, unfinished: bool = False) -> Completer:
     return complete
 
 
-FORMS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S")
+DATE_FORMS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S")
 
 
 def past_time(text: str) -> float:
@@ -283,7 +285,7 @@ def past_time(text: str) -> float:
     """
     from malletrain.config.units import UnitError, parse_duration
 
-    for form in FORMS:
+    for form in DATE_FORMS:
         try:
             return datetime.datetime.strptime(text.strip(), form).astimezone().timestamp()
         except ValueError:

@@ -285,7 +285,7 @@ class Swap:
         return False
 
 
-MAX_SHOWN = 3
+MAX_SHOWN_CONNECTIONS = 3
 
 
 def left_out(members: Sequence[str], blocked: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -305,11 +305,13 @@ def left_out(members: Sequence[str], blocked: Iterable[tuple[str, str]]) -> tupl
     return tuple(dropped)
 
 
-def sentence(blocked: Sequence[tuple[str, str, str]]) -> str:
+def describe_blocked(blocked: Sequence[tuple[str, str, str]]) -> str:
     """Return a description for users of the blocked connections, (from, to, reason) of each."""
-    ways = [f"{a} cannot connect to {b} ({why})" for a, b, why in blocked[:MAX_SHOWN]]
+    ways = [f"{a} cannot connect to {b} ({why})" for a, b, why in blocked[:MAX_SHOWN_CONNECTIONS]]
     remainder = (
-        f", and {len(blocked) - MAX_SHOWN} more such ways" if len(blocked) > MAX_SHOWN else ""
+        f", and {len(blocked) - MAX_SHOWN_CONNECTIONS} more such ways"
+        if len(blocked) > MAX_SHOWN_CONNECTIONS
+        else ""
     )
     return f"{'; '.join(ways)}{remainder}. Are ports between the nodes blocked by a firewall?"
 
@@ -460,7 +462,7 @@ class SlowLinks:
         return [r for r in rates if r.group == group and now - r.at <= MAX_MEASUREMENT_AGE_S]
 
 
-def gap_s(nodes: int, every_s: float) -> float:
+def measuring_interval_s(nodes: int, every_s: float) -> float:
     """Return the seconds between measurements with which each of ``nodes`` nodes is measured about
     every ``every_s`` seconds.
     """

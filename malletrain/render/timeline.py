@@ -245,12 +245,12 @@ def _legend_handles(timeline: Timeline, colour: dict[str, str]) -> list[Any]:
 
 WIDTH, LEFT, RIGHT = 900, 56, 14
 ROW, GAP, TOP = 26, 5, 58
-RATES = 110
-POINTS = 240
+THROUGHPUT_HEIGHT = 110
+THROUGHPUT_POINTS = 240
 """Number of points of the throughput over the whole time."""
 DURATION_S = 16
 """Duration of the animation, seconds; during the last fifth it stands still."""
-STYLE = f"""
+ANIMATION_STYLE = f"""
 text {{ font: 13px system-ui, sans-serif; fill: #222; }}
 .title {{ font-weight: 600; font-size: 15px; }}
 .small {{ font-size: 11px; fill: #555; }}
@@ -268,7 +268,7 @@ def animation(timeline: Timeline) -> str:
     span_s = max(timeline.end - timeline.begin, 1e-9)
     top = {name: TOP + k * (ROW + GAP) for k, name in enumerate(timeline.nodes)}
     bottom = TOP + len(top) * (ROW + GAP)
-    height = bottom + RATES + 46
+    height = bottom + THROUGHPUT_HEIGHT + 46
 
     def x(moment: float) -> float:
         share = (moment - timeline.begin) / span_s
@@ -307,7 +307,7 @@ def animation(timeline: Timeline) -> str:
         at += 34 + 6.4 * len(name)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{escape(timeline.title)}</title><style>{STYLE}</style>",
+        f"<title>{escape(timeline.title)}</title><style>{ANIMATION_STYLE}</style>",
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text class="title" x="{LEFT}" y="22">{escape(timeline.title)}</text>',
         *legend,
@@ -331,23 +331,25 @@ def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
 
 def _rates(timeline: Timeline, colour: dict[str, str], top: float) -> list[str]:
     """Return the stacked throughput of the jobs as SVG."""
-    step = (timeline.end - timeline.begin) / POINTS
-    grid = [timeline.begin + k * step for k in range(POINTS + 1)]
+    step = (timeline.end - timeline.begin) / THROUGHPUT_POINTS
+    grid = [timeline.begin + k * step for k in range(THROUGHPUT_POINTS + 1)]
     below, areas = [0.0] * len(grid), []
     for series in timeline.series:
         above = [low + rate for low, rate in zip(below, resample(series, grid), strict=True)]
         areas.append((series.job, below, above))
         below = above
     most = max([*below, 1e-9])
-    across = [LEFT + k * (WIDTH - LEFT - RIGHT) / POINTS for k in range(POINTS + 1)]
+    across = [
+        LEFT + k * (WIDTH - LEFT - RIGHT) / THROUGHPUT_POINTS for k in range(THROUGHPUT_POINTS + 1)
+    ]
 
     def path(low: list[float], high: list[float]) -> str:
         upper_edge = [
-            f"{x:.1f} {top + RATES * (1 - value / most):.1f}"
+            f"{x:.1f} {top + THROUGHPUT_HEIGHT * (1 - value / most):.1f}"
             for x, value in zip(across, high, strict=True)
         ]
         lower_edge = [
-            f"{x:.1f} {top + RATES * (1 - value / most):.1f}"
+            f"{x:.1f} {top + THROUGHPUT_HEIGHT * (1 - value / most):.1f}"
             for x, value in zip(across[::-1], low[::-1], strict=True)
         ]
         return f"M{'L'.join(upper_edge)}L{'L'.join(lower_edge)}Z"

@@ -28,7 +28,7 @@ from malletrain.core.slow_nodes import (
     StepShare,
     StepWindow,
     Swap,
-    gap_s,
+    measuring_interval_s,
 )
 from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
@@ -88,7 +88,7 @@ class SlowLinkWatch:
         self._classes = {name: self._classes.get(name) or _Class() for name in present}
         for name, nodes in present.items():
             class_state = self._classes[name]
-            if not class_state.under_way and now - class_state.began >= gap_s(
+            if not class_state.under_way and now - class_state.began >= measuring_interval_s(
                 len(nodes), config.nodes.link_every
             ):
                 class_state.began = now

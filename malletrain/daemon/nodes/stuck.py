@@ -458,7 +458,7 @@ class StuckRounds:
         ]
         failed = f"The workers of round {run.rounds.generation} failed before their first step"
         problem = failed if barred else self._no_step_phrase(run)
-        why = f"{problem}: {slow_nodes.sentence(blocked_connections)}"
+        why = f"{problem}: {slow_nodes.describe_blocked(blocked_connections)}"
         with self._transactions.begin():
             for node in slow_nodes.left_out(
                 run.rounds.members, [(a, b) for a, b, _ in blocked_connections]

@@ -26,7 +26,7 @@ from malletrain.core.slow_nodes import (
     StepShare,
     StepWindow,
     Swap,
-    gap_s,
+    measuring_interval_s,
 )
 from scavenger.interface import host_of
 
@@ -441,9 +441,9 @@ def test_those_in_turn_are_enough_to_find_the_slow_ones(count, data):
 
 
 def test_each_node_takes_part_about_that_often():
-    assert gap_s(2, 30.0) == 30.0
-    assert gap_s(4, 30.0) == 15.0
-    assert gap_s(1000, 30.0) == MIN_INTERVAL_S
+    assert measuring_interval_s(2, 30.0) == 30.0
+    assert measuring_interval_s(4, 30.0) == 15.0
+    assert measuring_interval_s(1000, 30.0) == MIN_INTERVAL_S
 
 
 def test_noise_by_a_fifth_names_nobody():

@@ -23,8 +23,7 @@ from malletrain.api.job import Job
 from malletrain.api.options import farm_of, size_limits
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.task_upload import upload
-from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS
-from malletrain.protocol.task_template import escaped
+from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, escaped
 from malletrain.protocol.views import TasksView, TaskView
 from malletrain.submission.error import SpecError
 from malletrain.training.functions import (

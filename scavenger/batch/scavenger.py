@@ -26,7 +26,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import PartOf
 from scavenger.batch.lease_ender import LeaseEnder, WholeJob, must_leave
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
-from scavenger.batch.lease_request import lease_spec, not_yet, packed, refused
+from scavenger.batch.lease_request import hold_for, lease_spec, not_yet, packed, refused
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.poll_result import (
     ConfiguredSite,
@@ -35,7 +35,6 @@ from scavenger.batch.poll_result import (
     SchedulerAnswer,
     SiteT,
 )
-from scavenger.batch.preemption_hold import hold_for
 from scavenger.batch.rules import Explanations, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.slots import parts_of_hosts

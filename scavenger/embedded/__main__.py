@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         division = Division.from_json(args.slots) if args.slots else Division()
         replay = None
         if args.trace is not None:
-            from scavenger.embedded.replaying import read_replay
+            from scavenger.trace.replay import read_replay
 
             replay = read_replay(
                 args.trace,

@@ -94,7 +94,7 @@ def test_a_stale_handle_of_nfs_costs_no_result_and_no_farm(tmp_path, monkeypatch
         next(MapResults(farm, farm, tmp_path, [1], True, None))
 
 
-def test_a_handle_that_stays_stale_is_told_as_what_it_is(tmp_path, monkeypatch):
+def test_results_that_stay_unreadable_after_the_farms_end_are_told_as_that(tmp_path, monkeypatch):
     """The result is there; a lost one would let the user run the farm again."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "0.pkl").touch()
@@ -103,10 +103,34 @@ def test_a_handle_that_stays_stale_is_told_as_what_it_is(tmp_path, monkeypatch):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(file))
 
     monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
-    monkeypatch.setattr("malletrain.api.map_results.MAX_VISIBILITY_DELAY_S", 0.05)
+    monkeypatch.setattr("malletrain.api.map_results.MAX_OUTAGE_S", 0.0)
     farm = Farm(10**6)
+    monkeypatch.setattr(farm, "refresh", lambda: SimpleNamespace(state="completed"))
     with pytest.raises(OSError, match=r"Stale file handle.*0\.pkl"):
         next(MapResults(farm, farm, tmp_path, [1], True, None))
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.ENOENT])
+def test_a_file_server_that_restarts_is_told_once_and_ends_no_farm(tmp_path, monkeypatch, number):
+    """A with block around a map cancels the farm when the program gets an error."""
+    (tmp_path / "results").mkdir()
+    for file in ("0.pkl", "1.pkl"):
+        (tmp_path / "results" / file).touch()
+    failures = [OSError(number, os.strerror(number))] * 4
+
+    def outcomes(file):
+        if file.name == "0.pkl" and failures:
+            raise failures.pop()
+        return [FunctionOutcome(int(file.stem))]
+
+    monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
+    monkeypatch.setattr("malletrain.api.map_results.POLL_S", 0.0)
+    monkeypatch.setattr("malletrain.api.map_results.MAX_VISIBILITY_DELAY_S", 0.0)
+    farm = Farm(1000)
+    unordered = MapResults(farm, farm, tmp_path, [1, 1], False, None)
+    with pytest.warns(RuntimeWarning, match="results of job j5 .* cannot be read") as warned:
+        assert list(unordered) == [1, 0], "the other result is there before"
+    assert len(warned) == 1
 
 
 def test_a_stale_handle_is_waited_for_after_the_farms_end(tmp_path, monkeypatch):

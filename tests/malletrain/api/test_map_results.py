@@ -18,6 +18,7 @@ from malletrain.training.functions import (
     FunctionFailed,
     FunctionLost,
     FunctionOutcome,
+    outcomes,
     pack,
 )
 
@@ -73,6 +74,23 @@ def test_an_item_whose_function_meets_the_end_of_an_iterator_costs_no_other_resu
     with pytest.raises(FunctionFailed, match="StopIteration"):
         next(results)
     assert list(results) == [3]
+
+
+def test_a_fork_of_the_function_does_not_go_on_with_the_other_items(tmp_path):
+    def note(item):
+        child = os.fork() if item == 0 else 1
+        if child > 1:
+            os.waitpid(child, 0)
+        with open(tmp_path / "called", "a") as file:
+            file.write(f"{item}\n")
+        return os.getpid() if child else "child"
+
+    script = pack(tmp_path / "f", "each", note, (), {}, text=EACH_SCRIPT)
+    items = tmp_path / "items.pkl"
+    items.write_bytes(pickle.dumps([0, 1, 2]))
+    subprocess.run([sys.executable, script, items, tmp_path / "0.pkl"], check=True)
+    assert sorted((tmp_path / "called").read_text().split()) == ["0", "0", "1", "2"]
+    assert len({one.result() for one in outcomes(tmp_path / "0.pkl")}) == 1
 
 
 def test_a_stale_handle_of_nfs_costs_no_result_and_no_farm(tmp_path, monkeypatch):

@@ -22,18 +22,18 @@ class Hanging:
     def __init__(self, folder, monkeypatch) -> None:
         self.folder = str(folder)
         self.answers = threading.Event()
-        self.asked = 0
+        self.calls = 0
         for module, name in ((os, "open"), (os.path, "isfile"), (os.path, "isdir")):
-            monkeypatch.setattr(module, name, self._held(getattr(module, name)))
+            monkeypatch.setattr(module, name, self._waiting(getattr(module, name)))
 
-    def _held(self, call):
-        def held(path, *arguments, **options):
+    def _waiting(self, call):
+        def waiting(path, *arguments, **options):
             if str(path).startswith(self.folder):
-                self.asked += 1
+                self.calls += 1
                 assert self.answers.wait(PATIENCE_S)
             return call(path, *arguments, **options)
 
-        return held
+        return waiting
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_job_whose_script_does_not_come_has_a_key_all_the_same(hanging):
     key = in_time(lambda: Curves.key_of(spec, "default"))
     assert len(key) == 32
     assert in_time(lambda: Curves.key_of(spec, "default")) == key
-    assert hanging.asked == 1, "a folder that does not answer is not asked again"
+    assert hanging.calls == 1, "a folder that does not answer is not asked again"
 
 
 def test_a_file_system_that_answers_again_is_asked_again(hanging, tmp_path):
@@ -90,7 +90,7 @@ def test_a_file_system_that_answers_again_is_asked_again(hanging, tmp_path):
 def test_when_too_many_folders_do_not_answer_none_is_asked(hanging):
     for number in range(user_files.MAX_UNANSWERED + 3):
         assert user_files.is_file(f"{hanging.folder}/{number}/train.py")
-    assert hanging.asked == user_files.MAX_UNANSWERED
+    assert hanging.calls == user_files.MAX_UNANSWERED
 
 
 def test_the_sentences_are_those_of_before(tmp_path):

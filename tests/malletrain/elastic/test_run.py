@@ -108,8 +108,8 @@ def test_workers_of_two_versions_train_together(tmp_path):
             change_at(c, tmp_path, steps(tmp_path) + 10)
         (tmp_path / "stop").touch()
         c.finish()
-        said = [m["say"] for w in c.workers for m in w.messages]
-    assert "lost" not in said, "no collective has failed"
+        messages = [m["say"] for w in c.workers for m in w.messages]
+    assert "lost" not in messages, "no collective has failed"
     by_step = defaultdict(set)
     for record in records(tmp_path):
         by_step[record["step"]].add(record["digest"])

@@ -65,8 +65,8 @@ def test_what_fails_beside_a_poll_is_in_the_log_once(tmp_path):
             until(lambda: machine.polls >= 4, "it is polled again and again")
         finally:
             daemon.stop()
-    told = [line for line in lines if line.get("reason") == "Old outputs cannot be deleted."]
-    assert [line["log_level"] for line in told] == ["warning"]
+    warnings = [line for line in lines if line.get("reason") == "Old outputs cannot be deleted."]
+    assert [line["log_level"] for line in warnings] == ["warning"]
 
 
 @contextmanager

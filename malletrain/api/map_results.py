@@ -98,8 +98,8 @@ class MapResults(Iterator[R], Generic[R]):
         """Time since which results cannot be read; None if they can."""
         self._has_warned = False
         """The user was told that they cannot be read."""
-        self._read_until = math.inf
-        """Time until which results that cannot be read are waited for."""
+        self._ended_at = math.inf
+        """Time at which the farm was known to have ended."""
 
     def __next__(self) -> R:
         while not self._ready:
@@ -180,7 +180,9 @@ class MapResults(Iterator[R], Generic[R]):
         now = time.monotonic()
         if self._unreadable_since is None:
             self._unreadable_since = now
-        if isinstance(error, PermissionError) or now >= self._read_until:
+        is_gone = isinstance(error, FileNotFoundError)
+        limit_s = MAX_VISIBILITY_DELAY_S if is_gone else MAX_OUTAGE_S
+        if isinstance(error, PermissionError) or now >= self._ended_at + limit_s:
             raise error
         if not self._has_warned and now >= self._unreadable_since + MAX_VISIBILITY_DELAY_S:
             self._has_warned = True
@@ -215,9 +217,8 @@ class MapResults(Iterator[R], Generic[R]):
         """Set the outcome of tasks without results of a farm that has ended, after the time that a
         shared file system may need to show them.
         """
-        now = time.monotonic()
-        until = now + (MAX_VISIBILITY_DELAY_S if view.counts["done"] else 0.0)
-        self._read_until = now + MAX_OUTAGE_S
+        self._ended_at = min(self._ended_at, time.monotonic())
+        until = time.monotonic() + (MAX_VISIBILITY_DELAY_S if view.counts["done"] else 0.0)
         while self._missing() and time.monotonic() < until and state != "cancelled":
             if not self._read_files():
                 time.sleep(POLL_S)

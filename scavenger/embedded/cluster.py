@@ -201,6 +201,8 @@ class Settings:
     """File of the trace; only reported to clients."""
     speedup: float = 1.0
     """Seconds of the trace per real second; only reported to clients."""
+    umask: int = -1
+    """File mode creation mask of leases; -1: that of this process, whose own files are private."""
 
 
 @dataclass
@@ -523,6 +525,7 @@ class EmbeddedCluster:
             cluster=str(self.layout.root),
             wall=wall,
             ends_by=None if request.duration_s is None else now + request.duration_s,
+            umask=self.settings.umask,
         )
         self.leases[request.id] = node.lease = lease
         self.totals["leases"] += 1

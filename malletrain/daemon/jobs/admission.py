@@ -26,6 +26,7 @@ from jpa.curve import MeasuredCurve
 from malletrain.config.nodes import ContainersSection
 from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
+from malletrain.daemon.jobs.user_files import is_file, is_folder
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS, OUTPUT, expand, template_problems
@@ -450,13 +451,13 @@ def _file_problem(spec: messages.JobSpec, files: bool) -> str:
     if any(not name or "=" in name for name in spec.env):
         return "A variable of the job's environment has no name, or one with '=' in it."
     # The command of a farm is looked for on the nodes.
-    seen = os.path.isabs(spec.script) and (not files or os.path.isfile(spec.script))
+    seen = os.path.isabs(spec.script) and (not files or is_file(spec.script))
     if spec.farm is None and not seen:
         return (
             f"The daemon's host sees no file {spec.script}; put the script on a file system "
             "that the nodes share."
         )
-    if files and not os.path.isdir(spec.workdir):
+    if files and not is_folder(spec.workdir):
         return (
             f"The daemon's host sees no directory {spec.workdir}; name a working directory "
             "that the nodes share."

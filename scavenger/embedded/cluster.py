@@ -96,9 +96,7 @@ class Record:
             self._complain(f"The history could not be written: {error}.")
 
     def state(self, value: Mapping[str, Any]) -> bool:
-        """Write cluster.json. Return False if that failed, to be tried again in the next
-        iteration.
-        """
+        """Write cluster.json. Return False if that failed; the next iteration tries again."""
         try:
             write_json(self.layout.state, value)
             for path in pending_requests(self.layout.answers):
@@ -553,9 +551,7 @@ class EmbeddedCluster:
                 self.totals["grace_node_s"] += elapsed
 
     def _write(self, state: str) -> bool:
-        """Write cluster.json. Return False if that failed (a full disk); the next iteration tries
-        again.
-        """
+        """Write cluster.json. Return False if that failed; the next iteration tries again."""
         own = processes.read(os.getpid())
         value = {
             "format": FORMAT_VERSION,

@@ -38,6 +38,7 @@ class AsyncConnection:
         self.address = address
         self.timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
+        self._open = exchange.OpenSockets(self, self._context)
         self._socket: zmq.asyncio.Socket | None = None
         self._monitor: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -93,10 +94,12 @@ class AsyncConnection:
             if self._socket is not None:
                 return self._socket
             socket = self._context.socket(zmq.DEALER)
+            self._open.add(socket)
             handshake = exchange.Handshake(self.address)
             is_up, monitor = False, None
             try:
                 monitor = exchange.set_up(socket, self.address)
+                self._open.add(monitor)
                 started = time.monotonic()
                 while not is_up and not handshake.is_hopeless(time.monotonic() - started):
                     is_up = bool(await monitor.poll(100)) and handshake.advance(
@@ -104,7 +107,7 @@ class AsyncConnection:
                     )
             finally:
                 if not is_up:
-                    _close(socket, monitor)
+                    self._open.disconnect()
             if not is_up or monitor is None:
                 raise exchange.not_running(self.address)
             self._socket, self._monitor = socket, monitor
@@ -142,8 +145,7 @@ class AsyncConnection:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        if self._socket is not None:
-            _close(self._socket, self._monitor)
+        self._open.disconnect()
         self._socket = self._monitor = None
         self._tasks = []
 
@@ -153,14 +155,7 @@ class AsyncConnection:
         self._disconnect()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
-
-
-def _close(socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket | None) -> None:
-    socket.disable_monitor()
-    socket.close(linger=0)
-    if monitor is not None:
-        monitor.close(linger=0)
+        self._open.close()
 
 
 async def _event(monitor: zmq.asyncio.Socket) -> int:

@@ -47,6 +47,7 @@ class Channel:
         self.address = address
         self.timeout_s = timeout_s
         self._context = zmq.Context()
+        self._open = exchange.OpenSockets(self, self._context)
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._is_up = False
@@ -107,14 +108,10 @@ class Channel:
     def close(self) -> None:
         """End the connection."""
         self._disconnect()
-        self._context.destroy(linger=0)
+        self._open.close()
 
     def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._socket.disable_monitor()
-            self._socket.close(linger=0)
-        if self._monitor is not None:
-            self._monitor.close(linger=0)
+        self._open.disconnect()
         self._socket = self._monitor = None
         self._is_up = False
 
@@ -126,9 +123,11 @@ class Channel:
             return self._socket
         self._disconnect()
         self._socket = socket = self._context.socket(zmq.DEALER)
+        self._open.add(socket)
         handshake = exchange.Handshake(self.address)
         try:
             self._monitor = exchange.set_up(socket, self.address)
+            self._open.add(self._monitor)
             started = time.monotonic()
             while not handshake.is_hopeless(time.monotonic() - started):
                 if self._monitor.poll(100) and handshake.advance(_event(self._monitor)):

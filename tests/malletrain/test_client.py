@@ -2,13 +2,18 @@
 version.
 """
 
+import asyncio
 import dataclasses
+import gc
 import threading
 
 import msgspec
 import pytest
+import zmq
 
-from malletrain.client import ClientError, Connection, Unreachable, exchange
+from malletrain.client import ClientError, Connection, Unreachable, exchange, operations
+from malletrain.client.address import find
+from malletrain.client.aio import AsyncConnection
 from malletrain.identity.keys import new_pair, write_key
 from malletrain.identity.state_directory import INFO, write_daemon_info
 from malletrain.protocol import messages, wire
@@ -205,3 +210,35 @@ def test_a_site_daemon_that_stopped_is_the_operators_business(tmp_path, daemon, 
         pytest.raises(Unreachable, match=r"not running\. Ask the operators"),
     ):
         client.status()
+
+
+def forgotten_connection(folder):
+    connection = Connection.of(folder)
+    assert connection.status().pid == 42
+    connection.itself = connection
+
+
+def forgotten_async_connection(folder):
+    async def use():
+        connection = AsyncConnection(find(folder))
+        assert (await connection.do(operations.status())).pid == 42
+        connection.itself = connection
+
+    asyncio.run(use())
+
+
+def open_sockets():
+    return sum(isinstance(o, zmq.Socket) and not o.closed for o in gc.get_objects())
+
+
+@pytest.mark.parametrize("use", [forgotten_connection, forgotten_async_connection])
+def test_a_connection_that_nobody_closes_is_collected(daemon, use):
+    """Its context would wait for ever for sockets that the collector finds together with it."""
+    before = open_sockets()
+    use(daemon.state_dir)
+    assert open_sockets() > before
+    collector = threading.Thread(target=gc.collect, daemon=True)
+    collector.start()
+    collector.join(PATIENCE_S)
+    assert not collector.is_alive()
+    assert open_sockets() == before

@@ -37,9 +37,10 @@ from malletrain.training import objects as parts
 from malletrain.training.averages import UnsavedAverages
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.dict_tensors import DictTensors
-from malletrain.training.disk_tier import DiskTier
+from malletrain.training.disk_tier import DiskTier, number_of
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epoch_begin import EpochBegin
+from malletrain.training.epoch_ends import EpochEnds
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.loop_rates import LoopRates
@@ -185,6 +186,7 @@ class Snapshot:
         )
         self._step_end = StepEnd(self._after_step)
         self._epoch_begin = EpochBegin(lambda: objects)
+        self._epoch_ends = EpochEnds(number_of(self.path))
         self._saved_schedule: str | None = None
         """Schedule (:func:`malletrain.training.objects.schedule`) at the time of the snapshot that
         the script saved in the code after an epoch's steps; None if it saved none.
@@ -327,8 +329,7 @@ class Snapshot:
             size = self._write(taken)
         except ForeignSnapshotError:
             raise
-        # A full disk, a failing state_dict(), too little memory, an object that cannot be pickled:
-        # none of them may stop the training.
+        # no full disk, failing state_dict() or lack of memory may stop the training
         except Exception as error:
             failed = error
         finished = time.monotonic()
@@ -430,10 +431,12 @@ class Snapshot:
 
     def _epoch_closed(self) -> None:
         report.between_epochs(False)
+        if self._caller == "Snapshot" and self._flags is not None and self._agreement is None:
+            self._epoch_ends.closed()
         saved, self._saved_schedule = self._saved_schedule, None
         if saved is not None:
             atexit.unregister(self.close_epoch_at_exit)
-            # False if, for example, the script saved before its scheduler made a step.
+            # False if the script saved before its scheduler made a step
             complete = saved == parts.schedule(self._objects)
             if is_sharded(self._objects):
                 team = self._all_ranks()
@@ -444,6 +447,7 @@ class Snapshot:
             if not complete and self._is_writer():
                 self._save()
         self._step_end.epoch_closed()
+        self._epoch_ends.over()
 
     def _close_epoch_later(self) -> None:
         atexit.register(self.close_epoch_at_exit)
@@ -577,6 +581,7 @@ class Snapshot:
             return memory.copy_to_one_of(self._heirs(later)) or self._save() is None
 
         assert self._flags is not None
+        self._epoch_ends.wait_for_all()
         self._served_request = wait_to_be_stopped(self._flags, number, again=state_is_there)
         if not in_memory:
             self._pace.saved()

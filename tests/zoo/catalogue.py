@@ -19,6 +19,7 @@ _RESTART = {
             "limited_before_step",
             "kept_open",
             "rows_of_all_ranks",
+            "slow_ranks",
             "batch_ramp",
             "batch_of_next_epoch",
         ),
@@ -68,7 +69,7 @@ _RESTART = {
 _LIVE = {
     "live": (
         *("epoch_scheduler", "warm_up", "one_cycle", "plateau", "evaluation_together", "ema"),
-        *("swa", "grad_scaler", "accumulation", "sam", "closure", "gan", "frozen"),
+        *("swa", "grad_scaler", "accumulation", "sam", "closure", "gan", "frozen", "slow_ranks"),
     ),
     "live_tracking": ("weights_and_biases", "mlflow_files", "tensorboard_writer"),
     "live_loops": (

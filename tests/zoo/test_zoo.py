@@ -19,6 +19,7 @@ SAMPLE = (
     ("restart/counted_range", "same", "scheduler 1"),
     ("restart/largest_step", "loss-of-all", "saved"),
     ("restart/rows_of_all_ranks", "shrink", "after an update #2"),
+    ("restart/slow_ranks", "shrink", "after an update #4"),
     ("live/epoch_scheduler", "grow", "before an update #3"),
     ("live/plateau", "shrink-first", "tail of 0"),
     ("live/sam", "loss", "climbed #2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -219,6 +220,25 @@ def accumulation(trace: Trace) -> None:
                 t.optimizer.step()
             if not step.aborted:
                 trace.step(key, samples, rate(t.optimizer))
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def slow_ranks(trace: Trace) -> None:
+    """All ranks but rank 0 are slow in the last step of an epoch and in the code after it, where
+    each rank evaluates.
+    """
+    t = Training(trace)
+    t.begin()
+
+    def in_step() -> None:
+        if t.run.rank and t.sampler.position + 2 * BATCH > SAMPLES:
+            time.sleep(0.2)
+
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, in_step)
+        if t.run.rank:
+            time.sleep(0.2)
         trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()
 

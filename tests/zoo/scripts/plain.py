@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -390,6 +391,25 @@ def rows_of_all_ranks(trace: Trace) -> None:
     if t.main:
         lines = [line for file in Path("rows").iterdir() for line in file.read_text().splitlines()]
         append("rows.txt", "\n".join(sorted(lines)))
+    t.end()
+
+
+def slow_ranks(trace: Trace) -> None:
+    """All ranks but rank 0 are slow in the last step of an epoch, after its collective, and in the
+    code after it, where each rank evaluates a part.
+    """
+    t = Training(trace)
+    t.prepare()
+
+    def after_step() -> None:
+        if not t.main and t.sampler.position + 2 * BATCH > SAMPLES:
+            time.sleep(0.2)
+
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, after_step)
+        if not t.main:
+            time.sleep(0.2)
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()
 
 

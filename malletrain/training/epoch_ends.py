@@ -13,8 +13,10 @@ from malletrain.training import report
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_choice import group_store
 
-WAIT_S = 3.0
-"""Maximum time that rank 0 waits, seconds."""
+WAIT_S = 1.0
+"""Maximum time that rank 0 waits, seconds. The state is saved then, but of a notice of 5 s a drain
+may take 3 s.
+"""
 _LOOK_S = 0.01
 
 
@@ -29,6 +31,8 @@ class EpochEnds:
         self._number = number
         self._ends = 0
         self._just_closed = False
+        self._is_lost = False
+        """The store does not answer. Each further question would be a warning of torch's."""
 
     def closed(self) -> None:
         """Note that this rank has run the code after an epoch. Takes one message."""
@@ -53,11 +57,12 @@ class EpochEnds:
         """Add ``count`` to the number of ranks that have closed this epoch. Return that number;
         None with one rank or without a store.
         """
-        store = group_store() if rank_and_world()[1] > 1 else None
+        store = group_store() if rank_and_world()[1] > 1 and not self._is_lost else None
         if store is None:
             return None
         key = f"malletrain/epoch end/{report.generation()}/{self._number}/{self._ends}"
         try:
             return int(store.add(key, count))
         except Exception:  # the node of the store is lost: the next collective says so
+            self._is_lost = True
             return None

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from malletrain.training import parameter_order, report, rng
+from malletrain.training.dict_objects import tell_copies
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.parameter_order import NamesByGroup
 from malletrain.training.ranks import rank_and_world
@@ -452,6 +453,7 @@ def load_state(
         Exception: the object's own error.
     """
     if isinstance(target, dict):
+        tell_copies(target, state, source)
         target.update(state)
     elif hasattr(target, "add_param_group"):
         load(target, state, source, saved_names, lambda: names_by_id(objects or {}), compared)

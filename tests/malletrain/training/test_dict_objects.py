@@ -29,11 +29,11 @@ def test_replaced_objects_are_named(capsys, own, named):
     source = f"The state {named}"
     tell_copies(own, saved, source)
     tell_copies(own, saved, source)
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     if named is None:
-        assert not told
+        assert not message
     else:
-        assert told.count(f"by copies: {named}. ") == 1
+        assert message.count(f"by copies: {named}. ") == 1
 
 
 def test_values_that_stay_and_missing_ones_are_not_named(capsys):
@@ -51,6 +51,6 @@ def test_a_restored_script_is_told(tmp_path, capsys):
         snapshot = Snapshot(tmp_path / "snapshot.pt", every_s=0, nets=nets)
         snapshot.restore()
         assert (nets["gen"] is not mine) == resumed
-        told = capsys.readouterr().err
-        assert ("by copies: ['gen']" in told) == resumed
+        message = capsys.readouterr().err
+        assert ("by copies: ['gen']" in message) == resumed
         snapshot.save()

@@ -320,6 +320,9 @@ class PeerConnection:
                 raise ConnectionLost(
                     f"Nothing answers at {self.address} ({error or 'no answer in time'})."
                 ) from None
+            except asyncio.CancelledError:
+                sock.close()
+                raise
             connection = StreamConnection(
                 sock,
                 self._key,
@@ -338,6 +341,9 @@ class PeerConnection:
                 raise ConnectionLost(
                     f"{self.address} does not answer as {self._protocol} does."
                 ) from None
+            except asyncio.CancelledError:
+                connection.close()
+                raise
             if connection.closed:  # between the handshake and now
                 raise ConnectionLost(f"The connection to {self.address} was lost.")
             self._connection = connection

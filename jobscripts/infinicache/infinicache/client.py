@@ -27,7 +27,7 @@ from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
 from infinicache.objects import CacheError, ObjectPlace, Receipt, Shape, Stat, Unavailable
-from infinicache.proxies import Proxies
+from infinicache.proxies import Lookup, Proxies
 from infinicache.stripes import StripeLost, StripeReader
 from malletrain.waits import time_limit
 
@@ -199,6 +199,9 @@ class AsyncCache:
             transfers nothing if it is.
         near_s: time after such a question for which a get does not ask again, seconds. Within it a
             get may return an object that another client has replaced or deleted.
+        members: function that returns the addresses of the present members, such as from
+            :meth:`malletrain.Client.members`. It is called, in a thread, if none of the members
+            that the client knows answers: all of them may have been replaced.
     """
 
     def __init__(
@@ -212,6 +215,7 @@ class AsyncCache:
         timeout_s: float = CALL_TIMEOUT_S,
         near_bytes: int = 0,
         near_s: float = 0.0,
+        members: Lookup | None = None,
     ) -> None:
         if not addresses:
             raise ValueError("A cache has at least one address; give those of its members.")
@@ -220,7 +224,7 @@ class AsyncCache:
         self._code = Code(*code) if code else None
         self._stripe_bytes = stripe_bytes
         self._timeout_s = timeout_s
-        self._proxies = Proxies(addresses, self._peers, timeout_s)
+        self._proxies = Proxies(addresses, self._peers, timeout_s, members)
         self._loading: dict[str, asyncio.Future[memoryview]] = {}
         self._near = NearCache(near_bytes)
         self._near_s = near_s
@@ -491,10 +495,23 @@ class AsyncCache:
             stripe += 1
             if len(missing) > shape.p:
                 break
+        await self._check_proxy(key, begun)
         answer = await self._proxies.ask(
             key, "commit", key=name, version=version, missing=sorted(missing)
         )
         return Receipt(key, version, size, shape.code, answer["protection"], target.p)
+
+    async def _check_proxy(self, key: str, begun: dict[str, Any]) -> None:
+        """Raise Unavailable if another process is the proxy of ``key`` than when the put began, as
+        the nodes know: one that was cut off from MalleTrain may not know it itself.
+        """
+        await self._proxies.refresh()
+        is_newer = self._proxies.number > begun.get("number", 0)
+        if is_newer and self._proxies.address_of(key) not in ("", begun["proxy"]):
+            raise Unavailable(
+                f"{key!r} was not put: the proxy at {begun['proxy']} was replaced meanwhile; put "
+                "it again."
+            )
 
     async def _store(
         self, address: str, chunk: Buffer, index: int, arguments: dict[str, Any]
@@ -504,9 +521,10 @@ class AsyncCache:
                 "put", [chunk], index=index, crc=isal.crc64(chunk), **arguments
             )
             async with time_limit(self._timeout_s):
-                await call
+                head, _ = await call
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
             return False
+        self._proxies.note(head, address)
         return True
 
     async def _load(self, key: str, loader: Loader, began: float) -> memoryview:

@@ -22,13 +22,17 @@ from infinicache.connection import PROTOCOL, CallFailed, ConnectionLost, Peers
 from infinicache.demand import DemandCurve
 from infinicache.isal import Buffer
 from infinicache.objects import CacheError, Shape, TooLarge, Unavailable
-from infinicache.proxy import Proxy
+from infinicache.proxy import Handler, Proxy
 from infinicache.store import ChunkStore, Refusal
 from infinicache.stripes import is_chunk
 from malletrain.streams.server import StreamServer
 from malletrain.waits import time_limit
 
 HEARTBEAT_S = 0.5
+TOPOLOGY_S = 2.0
+"""Maximum time in which another member says which view it knows, seconds."""
+PROXY_REQUESTS = ("find", "begin", "commit", "delete")
+"""Requests of clients to a proxy, whose answers have the number of the view."""
 SOURCE_TIMEOUT_S = 30.0
 """Maximum time in which a node sends a chunk to another, seconds."""
 log = logging.getLogger("infinicache")
@@ -109,6 +113,7 @@ class CacheNode:
         self.proxy = Proxy(
             self._peers, move_bytes_s=move_bytes_s, reserve=reserve, slots=self._slots
         )
+        handlers = self.proxy.handlers()
         self.server = Server(
             {
                 "put": self._put,
@@ -121,7 +126,8 @@ class CacheNode:
                 "pull": self._pull,
                 "topology": self._topology,
                 "health": self._health,
-                **self.proxy.handlers(),
+                **handlers,
+                **{name: self._with_number(handlers[name]) for name in PROXY_REQUESTS},
             },
             key,
             host,
@@ -135,7 +141,10 @@ class CacheNode:
         self._registered_at: set[str] = set()
         self._backup = BackupWriter(self.store, self._peers, self.address, move_bytes_s)
         self._closed = False
-        self._tasks = [asyncio.get_running_loop().create_task(self._keep_registered())]
+        self._tasks = [
+            asyncio.get_running_loop().create_task(self._keep_registered()),
+            asyncio.get_running_loop().create_task(self._keep_informed()),
+        ]
         if backup_s > 0:
             self._tasks.append(
                 asyncio.get_running_loop().create_task(self._keep_backed_up(backup_s))
@@ -155,9 +164,12 @@ class CacheNode:
         Args:
             members: addresses in rank order, the same order at every member.
             leaving: addresses of the members that are about to leave.
-            number: number of this view; None: one more than the last.
+            number: number of this view; None: one more than the last. A view that is older than
+                the present one is ignored.
             lasts: address → time that its node is expected to stay, seconds.
         """
+        if number is not None and number < self.number:
+            return
         self._members, self._leaving = tuple(members), frozenset(leaving)
         self.number = self.number + 1 if number is None else number
         if self.slot is None and self.address in self._members:
@@ -188,6 +200,27 @@ class CacheNode:
                     log.info("not registered with the proxy at %s: %s", address, error)
                     self._registered_at.discard(address)
             await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
+
+    async def _keep_informed(self) -> None:
+        """While this process is a proxy, ask the other members in turn for the view that they know,
+        and adopt it if it is newer: a process that is cut off from MalleTrain does not learn
+        otherwise that another one has its slots.
+        """
+        turn = 0
+        while not self._closed:
+            await asyncio.sleep(HEARTBEAT_S)
+            others = [a for a in self._members if a != self.address]
+            is_member = self.address in self._members
+            if not others or (is_member and self.address not in self.proxies()):
+                continue
+            turn += 1
+            try:
+                async with time_limit(TOPOLOGY_S):
+                    head, _ = await self._peers.at(others[turn % len(others)]).call("topology")
+            except (ConnectionLost, CallFailed, asyncio.TimeoutError):
+                continue
+            if head["number"] > self.number and "leaving" in head:
+                self.view(head["members"], head["leaving"], head["number"])
 
     async def _register(self, address: str) -> bool:
         """Let a proxy know this node. Return whether it serves this node's slot."""
@@ -278,7 +311,7 @@ class CacheNode:
         body: Buffer = b"",
     ) -> dict[str, Any]:
         self.store.put(key, version, msgspec.convert(shape, Shape), stripe, index, crc, body)
-        return {}
+        return {"number": self.number}
 
     def _get(
         self, key: str, version: int, stripe: int, index: int
@@ -304,7 +337,20 @@ class CacheNode:
         return {"intact": [i for i in indices if self.store.has_intact(key, version, i)]}
 
     def _topology(self) -> dict[str, Any]:
-        return {"proxies": self.proxies(), "number": self.number, "members": list(self._members)}
+        return {
+            "proxies": self.proxies(),
+            "number": self.number,
+            "members": list(self._members),
+            "leaving": list(self._leaving),
+        }
+
+    def _with_number(self, handle: Handler) -> Handler:
+        """Return a handler whose answers have the number of the view of this process, too."""
+
+        async def answer(*values: Any, **arguments: Any) -> dict[str, Any]:
+            return {**await handle(*values, **arguments), "number": self.number}
+
+        return answer
 
     def _health(self) -> dict[str, Any]:
         return {

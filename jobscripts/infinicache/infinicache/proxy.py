@@ -51,6 +51,8 @@ MIN_PUT_BYTES_S = 50e6
 """Minimum rate at which a client puts an object, bytes per second."""
 MAX_KNOWN_DELETIONS = 10_000
 """Maximum number of keys whose deletion is remembered."""
+MAX_SILENCE_S = 10.0
+"""Time after which a node that is no member and does not register is lost, seconds."""
 MAX_PARALLEL_MOVES = 4
 IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
@@ -93,6 +95,9 @@ class Proxy:
         self._registered: set[str] = set()
         self._slot_of: dict[str, int | None] = {}
         """Node → its slot."""
+        self._silent_s: dict[str, float] = {}
+        """Node that is no member → time since it was last heard of, seconds."""
+        self._looked_at = 0.0
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
@@ -202,6 +207,7 @@ class Proxy:
     def _lose(self, address: str) -> None:
         """Forget a node that has left, or belongs to another proxy."""
         self._registered.discard(address)
+        self._silent_s.pop(address, None)
         self._slot_of.pop(address, None)
         self._peers_of.pop(address, None)
         self._mover.undropped.pop(address, None)
@@ -238,6 +244,7 @@ class Proxy:
         if slot not in self._slots and address in self.table.nodes:
             self._lose(address)  # another process has its address, such as by --port
         self._registered.add(address)
+        self._silent_s.pop(address, None)
         self._slot_of[address] = slot
         now = time.monotonic()
         self._arrivals.add(address, name, age_s, now)
@@ -249,11 +256,8 @@ class Proxy:
                     inventory.append(stored)
                 else:  # from when one process served both slots: it could replace what is newer
                     stale.append((address, stored.key, stored.version))
-            degraded, lost = (
-                self.table.reconcile(address, inventory)
-                if address in self.table.nodes
-                else ([], [])
-            )
+            known = address in self.table.nodes
+            degraded, lost = self.table.reconcile(address, inventory) if known else ([], [])
             self._upkeep.add(degraded)
             self._drop_soon(lost)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
@@ -273,6 +277,7 @@ class Proxy:
     def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
         if backup is not None:
             self.backup_of[address] = backup
+        self._silent_s.pop(address, None)
         self._settle()
         if address in self._mover.undropped:
             self._soon(self._mover.drop_again(address))
@@ -395,8 +400,7 @@ class Proxy:
         memory of the remaining chunks is in use until then.
         """
         if here := [entry for entry in entries if entry.at]:
-            task = asyncio.ensure_future(self._drop(here))
-            self._drops.add(task)
+            self._drops.add(task := asyncio.ensure_future(self._drop(here)))
             task.add_done_callback(self._drops.discard)
 
     def _give_up(self, entry: Entry) -> None:
@@ -554,8 +558,7 @@ class Proxy:
 
     def _soon(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start ``work`` without waiting for it."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._tasks.add(task := asyncio.ensure_future(work))
         task.add_done_callback(self._tasks.discard)
         return task
 
@@ -569,6 +572,17 @@ class Proxy:
                 spent = 0
             await asyncio.sleep(max(spent / self._rate, 0.0 if spent else IDLE_PAUSE_S))
 
+    def _lose_silent_strangers(self, now: float) -> None:
+        """Forget nodes that are no members and do not register any more: such as one that was cut
+        off from MalleTrain, and whose end is not announced.
+        """
+        # At most a second for each look: this process may have been stopped.
+        elapsed_s, self._looked_at = min(now - self._looked_at, 1.0), now
+        for address in {*self._registered, *self.table.nodes} - set(self._members):
+            self._silent_s[address] = self._silent_s.get(address, 0.0) + elapsed_s
+            if self._silent_s[address] > MAX_SILENCE_S:
+                self._lose(address)
+
     async def _one_piece_of_work(self) -> int:
         if not self._slots:
             return 0
@@ -576,9 +590,10 @@ class Proxy:
         if not self._settled.is_set():
             return 0
         now = time.monotonic()
-        for key in [
-            k for k, (began, size) in self._writing.items() if now - began > put_limit_s(size)
-        ]:
+        self._lose_silent_strangers(now)
+        for key, (began, size) in [*self._writing.items()]:
+            if now - began <= put_limit_s(size):
+                continue
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
                 self._give_up(entry)

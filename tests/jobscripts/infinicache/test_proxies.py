@@ -46,9 +46,7 @@ def test_each_attempt_says_how_long_ago_the_key_was_missed(monkeypatch):
         moments.append(now)
 
     monkeypatch.setattr(proxies, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(
-        proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
-    )
+    monkeypatch.setattr(proxies, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     peers = PeersWithoutRoom()
     with pytest.raises(Unavailable):
         asyncio.run(Proxies(["n1:1"], peers, TIMEOUT_S).ask("key", "begin", missed_at=97.0))
@@ -65,11 +63,7 @@ def test_the_pauses_before_a_request_is_repeated_grow_and_are_bounded(monkeypatc
         pauses.append(pause_s)
 
     monkeypatch.setattr(proxies, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(
-        proxies,
-        "asyncio",
-        SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError),
-    )
+    monkeypatch.setattr(proxies, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     cache = Proxies(["n1:1"], SilentPeers(), TIMEOUT_S)
     with pytest.raises(Unavailable):
         asyncio.run(cache.ask("key", "get"))
@@ -118,10 +112,47 @@ def test_other_members_are_asked_where_the_first_name_a_former_proxy(monkeypatch
     async def sleep(pause_s):
         pass
 
-    monkeypatch.setattr(
-        proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
-    )
+    monkeypatch.setattr(proxies, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     contacts = ["a:1", "b:1", "gone:2"]
     cache = Proxies(contacts, PeersWithOldMembers(*old, requests=requests), TIMEOUT_S)
-    assert asyncio.run(cache.ask("key", "find")) == {"answered": "proxy:1"}
+    assert asyncio.run(cache.ask("key", "find")) == {
+        "answered": "proxy:1",
+        "proxy": "proxy:1",
+    }
     assert [address for address, op in requests if op == "topology"] == expected
+
+
+class PeersThatAreSilent(SilentPeers):
+    """Members of which the first one accepts a request and does not answer. ``asked``: addresses in
+    order; ``ended``: whether the request to the first one has ended when the second one is asked.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.ended: list[bool] = []
+        self._address, self._is_over = "", False
+
+    def at(self, address: str) -> PeersThatAreSilent:
+        self._address = address
+        return self
+
+    async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        address = self._address
+        self.asked.append(address)
+        if address == "a:1":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._is_over = True
+        self.ended.append(self._is_over)
+        return {"proxies": [address], "members": ["a:1", "b:1"]}, b""
+
+
+def test_the_next_member_is_asked_while_one_is_silent():
+    """Such as one whose processes are stopped."""
+    peers = PeersThatAreSilent()
+    cache = Proxies(["a:1", "b:1"], peers, 1.0)
+    assert asyncio.run(cache.learn()) == "b:1"
+    assert peers.asked == ["a:1", "b:1"]
+    assert peers.ended == [False]
+    assert cache.addresses == ["b:1"]

@@ -308,8 +308,8 @@ class PeerConnection:
             if self._connection is not None and not self._connection.closed:
                 return self._connection
             host, _, port = self.address.rpartition(":")
-            family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
             host = host.strip("[]")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             try:

@@ -13,7 +13,6 @@ import asyncio
 import inspect
 import logging
 import os
-import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
@@ -29,6 +28,7 @@ from infinicache.isal import Buffer
 from infinicache.objects import CacheError, ObjectPlace, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Lookup, Proxies
 from infinicache.stripes import StripeLost, StripeReader
+from infinicache.values import as_bytes, checked_key
 from malletrain.waits import time_limit
 
 MAX_ATTEMPTS = 3
@@ -44,69 +44,6 @@ def _checked_answer(key: str, head: dict[str, Any]) -> dict[str, Any]:
             "everywhere."
         )
     return head
-
-
-_PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get returns"
-
-
-def as_bytes(value: Buffer) -> memoryview:
-    """Return the bytes of ``value``, which has the buffer protocol, such as bytes or a NumPy array.
-    The bytes are copied only if they are not in the order of C. An array of Python objects is
-    refused, because its memory is a list of addresses; a masked array, if anything in it is masked.
-
-    Raises:
-        TypeError: ``value`` has no bytes of its own.
-    """
-    name = type(value).__name__
-    try:
-        view = memoryview(value)
-    except (TypeError, ValueError, BufferError) as error:
-        if isinstance(value, str):
-            advice = "encode it: value.encode()"
-        elif hasattr(value, "detach") and hasattr(value, "numpy"):
-            advice = "give cache.put(key, value.detach().cpu().numpy())"
-        elif hasattr(value, "__array_interface__"):
-            advice = f"its type {getattr(value, 'dtype', '')} has none; give value.view('i8')"
-        else:
-            advice = f"pickle it: {_PICKLE}"
-        raise TypeError(
-            f"A {name} has no bytes that could be stored ({error}); {advice}."
-        ) from None
-    if hasattr(value, "filled") and hasattr(value, "mask") and b"\1" in value.mask.tobytes():
-        raise TypeError(
-            f"The mask of this {name} would be lost; give cache.put(key, value.filled()), or "
-            f"pickle it: {_PICKLE}."
-        )
-    if "O" in re.sub(":[^:]*:", "", view.format):  # without the names of fields
-        raise TypeError(
-            f"This {name} holds Python objects, so that its memory is a list of addresses. Pickle "
-            f"it: {_PICKLE}."
-        )
-    if not view.nbytes:
-        return memoryview(b"")
-    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
-
-
-def checked_key(key: str) -> str:
-    """Return ``key`` if it is valid.
-
-    Raises:
-        TypeError: it is no text.
-        ValueError: it cannot be encoded.
-    """
-    if not isinstance(key, str):
-        raise TypeError(
-            f"A key is text, and {key!r:.80} is of type {type(key).__name__}; give "
-            f"{'key.decode()' if isinstance(key, bytes) else 'str(key)'}."
-        )
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"The key {key!r:.80} has half of a character (a surrogate) in it, as file names that "
-            "are not UTF-8 have; use another."
-        ) from None
-    return key
 
 
 @dataclass
@@ -181,6 +118,16 @@ class NearCache:
 
 
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]
+
+
+@dataclass
+class Miss:
+    """A get that may miss and load. What it loads may be older than a put or a delete since."""
+
+    began: float
+    """When the get began, monotonic seconds."""
+    moment: Any = None
+    """The same by the clock of the proxy, as its answer names it; None: it has named none."""
 
 
 class AsyncCache:
@@ -332,13 +279,13 @@ class AsyncCache:
 
     async def _get_or_load(self, key: str, loader: Loader | None, own: bool) -> bytearray | None:
         self._enter(key)
-        began = time.monotonic()
-        value = await self._get(key, own)
+        miss = Miss(time.monotonic())
+        value = await self._get(key, own, miss)
         if value is not None or loader is None:
             return value
         loading = self._loading.get(key)
         if loading is None:
-            loading = self._loading[key] = asyncio.ensure_future(self._load(key, loader, began))
+            loading = self._loading[key] = asyncio.ensure_future(self._load(key, loader, miss))
             loading.add_done_callback(
                 lambda done: (self._loading.pop(key, None), done.cancelled() or done.exception())
             )
@@ -416,8 +363,10 @@ class AsyncCache:
                     raise Unavailable(str(error)) from None
             await asyncio.sleep(0.05)
 
-    async def _find(self, key: str) -> ObjectPlace | None:
+    async def _find(self, key: str, miss: Miss | None = None) -> ObjectPlace | None:
         head = _checked_answer(key, await self._proxies.ask(key, "find", key=key, spread=True))
+        if miss is not None:
+            miss.moment = head.get("miss")
         return msgspec.convert(head, ObjectPlace) if head["exists"] else None
 
     async def _report(self, key: str, place: ObjectPlace, bad: dict[int, str]) -> None:
@@ -446,11 +395,11 @@ class AsyncCache:
         size: int,
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
-        missed_at: float | None = None,
+        miss: Miss | None = None,
     ) -> Receipt:
         self._near.changed(key)
         try:
-            return await self._write(key, size, parts, code, missed_at=missed_at)
+            return await self._write(key, size, parts, code, miss=miss)
         finally:
             self._near.changed(key)
 
@@ -461,7 +410,7 @@ class AsyncCache:
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
         copy: str = "",
-        missed_at: float | None = None,
+        miss: Miss | None = None,
     ) -> Receipt:
         target = Code(*code) if code else self._code or code_for(size)
         request: dict[str, Any] = {
@@ -471,12 +420,14 @@ class AsyncCache:
             "stripe_bytes": self._stripe_bytes,
             "copy": copy,
         }
+        loaded = {} if miss is None or miss.moment is None else {"miss": miss.moment}
+        missed_at = None if miss is None else miss.began
         try:
-            begun = await self._proxies.ask(key, "begin", missed_at=missed_at, **request)
+            begun = await self._proxies.ask(key, "begin", missed_at=missed_at, **request, **loaded)
         except CacheError as error:
-            if missed_at is None or "unexpected keyword argument 'loaded_s'" not in str(error):
+            if missed_at is None or "unexpected keyword argument" not in str(error):
                 raise
-            # A proxy of an older version has no such argument.
+            # A proxy of an older version has no such arguments.
             begun = await self._proxies.ask(key, "begin", **request)
         name = copy or key
         _checked_answer(name, begun)
@@ -527,23 +478,23 @@ class AsyncCache:
         self._proxies.note(head, address)
         return True
 
-    async def _load(self, key: str, loader: Loader, began: float) -> memoryview:
-        """Load and store a value; ``began``: when it was missed (time.monotonic)."""
+    async def _load(self, key: str, loader: Loader, miss: Miss) -> memoryview:
+        """Load and store a value that was missed."""
         loaded = loader(key)
         value: Buffer = await loaded if inspect.isawaitable(loaded) else loaded
         view = as_bytes(value)
         try:
             self._enter(key)
-            await self._put(key, len(view), self._parts(view), None, began)
+            await self._put(key, len(view), self._parts(view), None, miss)
         except CacheError:  # the value is valid even if it is not stored (as by a closed cache)
             pass
         return view
 
     # --- reading ---
 
-    async def _get(self, key: str, own: bool) -> bytearray | None:
-        """Return the object; None on a miss. ``own``: whether the caller may change it; if not, it
-        may be the near cache's object.
+    async def _get(self, key: str, own: bool, miss: Miss) -> bytearray | None:
+        """Return the object; None on a miss, which ``miss`` describes. ``own``: whether the caller
+        may change it; if not, it may be the near cache's object.
         """
         self.counts["gets"] += 1
         near = self._near.get(key)
@@ -552,16 +503,16 @@ class AsyncCache:
             return bytearray(near.value) if own else near.value
         read = self._near.reads(key)
         try:
-            return await self._get_far(key, near, read, own)
+            return await self._get_far(key, near, read, own, miss)
         finally:
             self._near.done(key, read)
 
     async def _get_far(
-        self, key: str, near: NearObject | None, read: object, own: bool
+        self, key: str, near: NearObject | None, read: object, own: bool, miss: Miss
     ) -> bytearray | None:
         for _ in range(MAX_ATTEMPTS):
             sent_at = time.monotonic()
-            place = await self._find(key)
+            place = await self._find(key, miss)
             if place is None:
                 self._near.drop(key)
                 break

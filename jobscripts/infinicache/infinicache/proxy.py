@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -34,6 +33,7 @@ from infinicache.hot import (
     original_of,
     readable,
 )
+from infinicache.loads import Loads
 from infinicache.mover import Mover, Upkeep
 from infinicache.objects import MAX_KEY_BYTES, CacheError, StoredObject, Unavailable
 from infinicache.placement import NodeArrivals
@@ -49,8 +49,6 @@ Until then nobody else has its memory, even if its client has died.
 """
 MIN_PUT_BYTES_S = 50e6
 """Minimum rate at which a client puts an object, bytes per second."""
-MAX_KNOWN_DELETIONS = 10_000
-"""Maximum number of keys whose deletion is remembered."""
 MAX_SILENCE_S = 10.0
 """Time after which a node that is no member and does not register is lost, seconds."""
 MAX_PARALLEL_MOVES = 4
@@ -109,8 +107,7 @@ class Proxy:
         self._peers_of: dict[str, str | None] = {}
         """Node → the one that is to keep them."""
         self._locks: dict[str, asyncio.Lock] = {}
-        self._deleted: dict[str, float] = {}
-        """When keys were deleted (time.monotonic), the latest last."""
+        self._loads = Loads()
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._drops: set[asyncio.Future[Any]] = set()
@@ -329,11 +326,13 @@ class Proxy:
         stripe_bytes: int,
         copy: str = "",
         loaded_s: float | None = None,
+        miss: tuple[str, float] | None = None,
     ) -> dict[str, Any]:
         """Begin a put. ``loaded_s``: how long ago the client missed the key, if it stores what it
-        has loaded since: that may be older than what was put or deleted meanwhile.
+        has loaded since: that may be older than what was put or deleted meanwhile. ``miss``: of the
+        answer to that get.
         """
-        missed_at = -math.inf if loaded_s is None else time.monotonic() - loaded_s
+        missed_at = None if loaded_s is None else self._loads.missed_at(loaded_s, miss)
         await self._ready(key)
         present_nodes: set[str] = set()
         async with self._lock(key):
@@ -343,7 +342,8 @@ class Proxy:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
             else:
-                if loaded_s is not None and self._changed_since(key, missed_at):
+                present = self.table.objects.get(key)
+                if missed_at is not None and self._loads.changed_since(key, present, missed_at):
                     raise CacheError(f"{key!r} was put or deleted while it was loaded.")
                 await self._invalidate(key)
             if self._drops:
@@ -367,14 +367,6 @@ class Proxy:
             "shape": msgspec.to_builtins(entry.shape),
             "at": entry.at,
         }
-
-    def _changed_since(self, key: str, moment: float) -> bool:
-        """Return whether a key was put, or deleted, after this moment (time.monotonic)."""
-        entry = self.table.objects.get(key)
-        put_at = 0.0 if entry is None else entry.version / 1e9  # versions are times
-        deleted_at = self._deleted.get(key, -math.inf)
-        age_s = time.monotonic() - moment
-        return put_at > time.time() - age_s or deleted_at > moment
 
     async def _invalidate(self, key: str) -> bool:
         """Let the nodes drop an object and its copies. Return whether it existed. Raises CacheError
@@ -455,7 +447,7 @@ class Proxy:
         entry = of = self.table.objects.get(key)
         self.demand.read(key, now, of.shape.size if of is not None else 0)
         if entry is None or of is None or not readable(of):
-            return {"key": key, "exists": False}
+            return {"key": key, "exists": False, "miss": self._loads.miss()}
         self.table.touch(of)
         self.read_load.read(key, of.shape.size, now)
         next_name = ""
@@ -479,10 +471,7 @@ class Proxy:
         self.demand.forget(key)
         async with self._lock(key):
             self._require_served(key)
-            self._deleted.pop(key, None)
-            self._deleted[key] = time.monotonic()
-            while len(self._deleted) > MAX_KNOWN_DELETIONS:
-                del self._deleted[next(iter(self._deleted))]
+            self._loads.delete(key)
             return {"exists": await self._invalidate(key)}
 
     def _demand(self) -> dict[str, Any]:

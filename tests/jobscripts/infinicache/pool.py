@@ -8,7 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from infinicache import AsyncCache, CacheNode, mover, node, proxies, proxy
+from infinicache import AsyncCache, CacheNode, mover, proxies, proxy
+from infinicache import node as cache_node
 
 from malletrain.streams import connection, server
 from tests.waiting import PATIENCE_S
@@ -17,7 +18,7 @@ from tests.waiting import PATIENCE_S
 connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_TIMEOUT_S = proxy.REGISTRATION_WAIT_S = (
     PATIENCE_S
 )
-node.TOPOLOGY_S = proxies.TOPOLOGY_S = PATIENCE_S
+cache_node.TOPOLOGY_S = proxies.TOPOLOGY_S = PATIENCE_S
 KEY = b"a secret of the tests"
 MIB = 1 << 20
 

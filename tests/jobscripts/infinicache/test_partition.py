@@ -13,7 +13,7 @@ from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until
 
 @pytest.mark.parametrize("near_bytes", [0, MIB])
 def test_a_proxy_that_is_cut_off_learns_from_the_others_that_it_was_replaced(near_bytes):
-    """It would go on with an old table: clients that know it would read old bytes, and lose puts."""
+    """It would go on with an old table, from which clients read old bytes."""
 
     async def work(make):
         pool = make(6)
@@ -58,7 +58,7 @@ def test_a_put_at_a_proxy_that_was_replaced_is_refused():
             other = pool.cache(code=(2, 1))
             await heard(other, pool)
             assert await other.get("k") == b"1"
-            with pytest.raises(Unavailable, match="'k' was not put: the proxy at .* was replaced"):
+            with pytest.raises(Unavailable, match=r"'k' was not put: the proxy at .* was replaced"):
                 await early.put("k", b"2")
             assert await other.get("k") is None, "the old value does not return"
             await early.put("k", b"3")

@@ -148,10 +148,12 @@ class PeersThatAreSilent(SilentPeers):
         return {"proxies": [address], "members": ["a:1", "b:1"]}, b""
 
 
-def test_the_next_member_is_asked_while_one_is_silent():
+def test_the_next_member_is_asked_while_one_is_silent(monkeypatch):
     """Such as one whose processes are stopped."""
+    limit_s = 60.0
+    monkeypatch.setattr(proxies, "TOPOLOGY_S", limit_s)
     peers = PeersThatAreSilent()
-    cache = Proxies(["a:1", "b:1"], peers, 1.0)
+    cache = Proxies(["a:1", "b:1"], peers, limit_s)
     assert asyncio.run(cache.learn()) == "b:1"
     assert peers.asked == ["a:1", "b:1"]
     assert peers.ended == [False]

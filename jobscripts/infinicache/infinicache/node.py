@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -21,14 +22,26 @@ from infinicache.codec import chunk_bytes, rebuild
 from infinicache.connection import PROTOCOL, CallFailed, ConnectionLost, Peers
 from infinicache.demand import DemandCurve
 from infinicache.isal import Buffer
-from infinicache.objects import CacheError, Shape, TooLarge, Unavailable
+from infinicache.objects import (
+    MAX_KEY_BYTES,
+    CacheError,
+    Shape,
+    StoredObject,
+    TooLarge,
+    Unavailable,
+)
 from infinicache.proxy import Handler, Proxy
 from infinicache.store import ChunkStore, Refusal
 from infinicache.stripes import is_chunk
+from malletrain.streams.connection import MAX_HEAD
 from malletrain.streams.server import StreamServer
 from malletrain.waits import time_limit
 
 HEARTBEAT_S = 0.5
+MAX_INVENTORY_BYTES = MAX_HEAD - (1 << 20)
+"""Maximum size of what a node tells a proxy of its objects, bytes: 600,000 with short keys."""
+MAX_OBJECT_BYTES = MAX_KEY_BYTES + 768
+"""Maximum size of one of them, bytes."""
 TOPOLOGY_S = 2.0
 """Maximum time in which another member says which view it knows, seconds."""
 PROXY_REQUESTS = ("find", "begin", "commit", "delete")
@@ -70,6 +83,29 @@ class Server(StreamServer):
             return error.code
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
         return code or super().error_code(error)
+
+
+def latest(
+    objects: list[StoredObject], max_bytes: int | None = None
+) -> tuple[list[StoredObject], list[StoredObject]]:
+    """Return the objects of which one message can tell a proxy, and the rest: those whose last
+    read is the longest ago. The order stays.
+
+    Args:
+        objects: all objects of a node.
+        max_bytes: maximum size of the list; None: what a message can have.
+    """
+    limit = MAX_INVENTORY_BYTES if max_bytes is None else max_bytes
+    if len(objects) * MAX_OBJECT_BYTES <= limit:
+        return objects, []
+    encoder = msgspec.msgpack.Encoder()
+    by_use = sorted(range(len(objects)), key=lambda i: -objects[i].used)
+    sizes = accumulate(len(encoder.encode(objects[i])) for i in by_use)
+    told = {i for i, size in zip(by_use, sizes, strict=True) if size <= limit}
+    return (
+        [o for i, o in enumerate(objects) if i in told],
+        [o for i, o in enumerate(objects) if i not in told],
+    )
 
 
 class CacheNode:
@@ -232,19 +268,22 @@ class CacheNode:
             if answer["registered"]:
                 self._peer = answer["peer"] or self._peer
                 return bool(answer.get("served", True))
-        objects = [msgspec.to_builtins(h) for h in self.store.inventory()]
+        objects, rest = latest(self.store.inventory())
         answer, _ = await peer.call(
             "register",
             address=self.address,
             capacity=self.store.capacity,
             slot=self.slot,
-            objects=objects,
+            objects=msgspec.to_builtins(objects),
             leaving=self.address in self._leaving,
             name=self.name,
             age_s=time.monotonic() - self._began,
         )
         for key, version in answer["drop"]:
             self.store.drop(key, version)
+        for stored in rest:  # the proxy does not know them, and nobody would ever drop them
+            for index in range(stored.shape.code.n):
+                self.store.forget(stored.key, stored.version, index)
         self._registered_at.add(address)
         return bool(answer.get("served", True))  # a proxy of an older version does not say it
 

@@ -117,14 +117,23 @@ def test_bad_pbs(tmp_path):
         read_pbs(tmp_path)
 
 
-def test_a_job_of_sacct_that_ran_while_clocks_were_set_back(tmp_path):
-    """From 02:50 to 02:10 of the hour after it, which Slurm calls the same."""
-    text = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:21:00")
-    log = read_log(write(tmp_path, text))
-    assert log.jobs[0].run_s == 1200.0
-    assert log.skipped == 1
-    never = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:00:59")
-    assert read_log(write(tmp_path, never)).skipped == 2, "nobody's clock was set back so far"
+@pytest.mark.parametrize(
+    ("zone", "end", "run_s"),
+    [("America/Chicago", "01:10", 1200), ("UTC", "01:10", 0), ("America/Chicago", "00:59", 0)],
+)
+def test_a_job_of_sacct_that_ran_while_clocks_were_set_back(
+    tmp_path, monkeypatch, zone, end, run_s
+):
+    """From 01:50 to 01:10 of the hour after it, which Slurm calls the same."""
+    times = f"2024-11-03T01:00:00|2024-11-03T01:50:00|2024-11-03T{end}:00"
+    text = f"{SACCT}15|{times}|COMPLETED|1|n9\n"
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        log = read_log(write(tmp_path, text))
+    time.tzset()
+    assert [job.run_s for job in log.jobs[2:]] == [run_s] * bool(run_s)
+    assert log.skipped == 1 + (not run_s)
 
 
 def test_sacct_of_a_month_and_the_next_one(tmp_path):
@@ -410,6 +419,54 @@ def test_times_of_sacct_around_the_end_of_summer_time(
     assert [log.zero + each - midnight for each in times] == [
         3600 * int(each[:2]) + 60 * int(each[3:]) for each in utc
     ]
+
+
+def test_a_job_that_ended_before_it_started_never_ran(tmp_path, monkeypatch):
+    """As one that is cancelled while it starts; no hour is repeated then."""
+    cancelled = "15|2024-06-01T12:00:00|2024-06-01T12:00:10|2024-06-01T12:00:00|CANCELLED|3|n[7-9]"
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", CHICAGO)
+        time.tzset()
+        log = read_sacct(write(tmp_path, f"{SACCT}{cancelled}\n"))
+        before = read_sacct(write(tmp_path, SACCT))
+    time.tzset()
+    assert log.jobs == before.jobs
+    assert log.skipped == before.skipped + 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (("00:10:00", "", "1-00:00:00"), ["2 jobs were suspended for a time: the nodes"]),
+        (("00:00:00", "", ""), []),
+    ],
+)
+def test_jobs_that_were_suspended_are_named(tmp_path, cells, expected):
+    header, *rows = SACCT.splitlines()
+    text = [f"{header}|Suspended", *(f"{r}|{c}" for r, c in zip(rows, cells, strict=True))]
+    log = read_sacct(write(tmp_path, "\n".join(text) + "\n"))
+    assert [n[:43] for n in log.notes if "suspended" in n] == expected
+
+
+def test_suspended_jobs_of_json_and_of_pbs_are_named(tmp_path):
+    at = "2024-01-01T00:00"
+    job = json_job(1, at, at, "2024-01-01T01:00", "n1", 1, "cpu=1", True)
+    job["time"]["suspended"] = 60
+    (note,) = [
+        n for n in read_log(write(tmp_path, json.dumps({"jobs": [job]}))).notes if "susp" in n
+    ]
+    assert note.startswith("1 jobs were suspended")
+    used = "resources_used.walltime=00:00:32"
+    text = "".join(
+        (
+            "01/01/2024 00:00:00;S;1.s;ctime=1704067200 start=1704067200 exec_host=n1/0\n",
+            f"01/01/2024 00:10:00;z;1.s;{used}\n01/01/2024 00:20:00;r;1.s;\n",
+            "01/01/2024 01:00:00;E;1.s;ctime=1704067200 start=1704067200 exec_host=n1/0 "
+            "end=1704070800\n",
+        )
+    )
+    (note,) = [n for n in read_pbs(write(tmp_path, text, "20240101")).notes if "susp" in n]
+    assert note.startswith("In 1 cases a job was suspended: the nodes count as those of the job")
 
 
 def test_a_job_that_started_before_its_submission_keeps_its_time(tmp_path):

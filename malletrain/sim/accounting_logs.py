@@ -153,6 +153,7 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
     job, nodes, tres = (at.get(name) for name in ("JobID", "NodeList", "AllocTRES"))
     counted = at.get("NNodes", at.get("AllocNodes"))
     cluster, clusters, suspended = at.get("Cluster"), set[str](), at.get("Suspended")
+    state = at.get("State")
     submit, start, end = (at[name] for name in ("Submit", "Start", "End"))
     for number, line in lines:
         row = line.rstrip("\n").split("|") if bars else _comma_row(line.rstrip("\n"), header)
@@ -166,6 +167,8 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
         if row[start].strip() == "Start" and row[end].strip() == "End":
             continue  # several concatenated files
         listed = "" if nodes is None else row[nodes].strip()
+        if state is not None and row[state].strip() == "PENDING":
+            row[start] = "Unknown"  # it may be when it is expected to start
         try:
             if cluster is not None:
                 _require_one_cluster(clusters, row[cluster].strip())

@@ -184,6 +184,10 @@ class AsyncCache:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def known_addresses(self) -> list[str]:
+        """Return the addresses of the members that this client knows, the newest ones first."""
+        return list(self._proxies.contacts)
+
     def close(self) -> None:
         """Close all connections. The cache cannot be used afterwards."""
         self._is_closed = True

@@ -90,7 +90,8 @@ class Proxies:
         """The highest number of a view that an answer has named."""
         self._refreshed_for = -1
         """The value of ``_newest`` at the last refresh."""
-        self._contacts = self._members = list(contacts)
+        self.contacts = self._members = list(contacts)
+        """Members that are asked, in this order."""
         self._peers = peers
         self._timeout_s = timeout_s
         self._lookup = lookup
@@ -111,7 +112,7 @@ class Proxies:
         later = set[str]() if unhelpful is None else unhelpful
         if later.issuperset(self._members):  # any of them may have heard of a change since
             later.clear()
-        contacts = dict.fromkeys([*self._contacts, *self.addresses])
+        contacts = dict.fromkeys([*self.contacts, *self.addresses])
         try:
             answer = await self._topology(sorted(contacts, key=later.__contains__), later)
         except CacheError as error:
@@ -125,7 +126,7 @@ class Proxies:
         self.addresses = head["proxies"]
         self.number = _number(head)
         self._members = head["members"]
-        self._contacts = list(dict.fromkeys([*self._members, *self._contacts]))[:MAX_CONTACTS]
+        self.contacts = list(dict.fromkeys([*self._members, *self.contacts]))[:MAX_CONTACTS]
         return address
 
     async def _topology(
@@ -199,7 +200,7 @@ class Proxies:
                 text = str(error) or type(error).__name__
                 self._lookup_failure = f"Its members cannot be looked up: {text}"
             else:
-                self._contacts = list(dict.fromkeys([*addresses, *self._contacts]))[:MAX_CONTACTS]
+                self.contacts = list(dict.fromkeys([*addresses, *self.contacts]))[:MAX_CONTACTS]
                 return addresses
         if self._lookup_failure:
             raise Unavailable(f"{reason} {self._lookup_failure}")
@@ -211,7 +212,7 @@ class Proxies:
         """
         if _number(head) > self._newest:
             self._newest = _number(head)
-            self._contacts = list(dict.fromkeys([address, *self._contacts]))[:MAX_CONTACTS]
+            self.contacts = list(dict.fromkeys([address, *self.contacts]))[:MAX_CONTACTS]
 
     async def refresh(self) -> None:
         """Learn the members again, if an answer has named a newer view since they were. What is

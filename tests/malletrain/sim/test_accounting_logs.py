@@ -434,6 +434,13 @@ def test_a_job_that_ended_before_it_started_never_ran(tmp_path, monkeypatch):
     assert log.skipped == before.skipped + 1
 
 
+def test_a_job_that_waits_has_not_started(tmp_path):
+    """Whatever the log says of its start: it may be the expected one."""
+    waiting = "15|2024-01-01T00:00:00|2024-01-01T00:30:00|Unknown|PENDING|40|"
+    log = read_sacct(write(tmp_path, f"{SACCT}{waiting}\n"))
+    assert log.jobs == read_sacct(write(tmp_path, SACCT)).jobs
+
+
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [

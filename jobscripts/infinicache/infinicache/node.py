@@ -101,10 +101,10 @@ def latest(
     encoder = msgspec.msgpack.Encoder()
     by_use = sorted(range(len(objects)), key=lambda i: -objects[i].used)
     sizes = accumulate(len(encoder.encode(objects[i])) for i in by_use)
-    told = {i for i, size in zip(by_use, sizes, strict=True) if size <= limit}
+    selection = {i for i, size in zip(by_use, sizes, strict=True) if size <= limit}
     return (
-        [o for i, o in enumerate(objects) if i in told],
-        [o for i, o in enumerate(objects) if i not in told],
+        [o for i, o in enumerate(objects) if i in selection],
+        [o for i, o in enumerate(objects) if i not in selection],
     )
 
 

@@ -137,22 +137,22 @@ class Proxies:
         """
         failures, refusal = [], ""
         best: tuple[str, dict[str, Any]] | None = None
-        asked: dict[asyncio.Future[tuple[dict[str, Any], Any]], str] = {}
+        requests: dict[asyncio.Future[tuple[dict[str, Any], Any]], str] = {}
         waiting = deque(contacts)
         try:
-            while waiting or asked:
+            while waiting or requests:
                 if waiting:
                     address = waiting.popleft()
                     limit_s = min(TOPOLOGY_S, self._timeout_s)
                     call = self.call(address, "topology", within_s=limit_s)
-                    asked[asyncio.ensure_future(call)] = address
+                    requests[asyncio.ensure_future(call)] = address
                 done, _ = await asyncio.wait(
-                    asked,
+                    requests,
                     timeout=STAGGER_S if waiting else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 for task in done:
-                    address = asked.pop(task)
+                    address = requests.pop(task)
                     try:
                         head, _ = task.result()
                     except KeyRefused as error:
@@ -174,10 +174,10 @@ class Proxies:
             if best is not None:
                 return best
         finally:
-            for task in asked:
+            for task in requests:
                 task.cancel()
-            if asked:
-                await asyncio.gather(*asked, return_exceptions=True)
+            if requests:
+                await asyncio.gather(*requests, return_exceptions=True)
         if refusal:
             raise CacheError(refusal)
         raise Unavailable(

@@ -253,8 +253,8 @@ class Proxy:
                     inventory.append(stored)
                 else:  # from when one process served both slots: it could replace what is newer
                     stale.append((address, stored.key, stored.version))
-            known = address in self.table.nodes
-            degraded, lost = self.table.reconcile(address, inventory) if known else ([], [])
+            is_known = address in self.table.nodes
+            degraded, lost = self.table.reconcile(address, inventory) if is_known else ([], [])
             self._upkeep.add(degraded)
             self._drop_soon(lost)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))

@@ -20,9 +20,9 @@ def test_those_read_last_are_told_of_in_their_order():
     objects = [stored(i, used) for i, used in enumerate([3.0, 1.0, 4.0, 2.0])]
     size = len(msgspec.msgpack.encode(objects[0]))
     for count, expected in ((4, [0, 1, 2, 3]), (3, [0, 2, 3]), (2, [0, 2]), (0, [])):
-        told, rest = latest(objects, count * size)
-        assert [o.version for o in told] == expected
-        assert sorted([o.version for o in [*told, *rest]]) == [0, 1, 2, 3]
+        first, rest = latest(objects, count * size)
+        assert [o.version for o in first] == expected
+        assert sorted([o.version for o in [*first, *rest]]) == [0, 1, 2, 3]
 
 
 def test_the_longest_object_is_no_longer_than_it_is_taken_for():
@@ -51,8 +51,10 @@ def test_a_new_proxy_learns_of_what_one_message_can_tell(monkeypatch, count):
             assert all(values[i] == data(100, i) for i in hits)
             assert len(hits) == count if count == 5 else 5 < len(hits) < count
             proxy = pool.nodes[0].proxy
-            kept = {key for node in pool.nodes for key, *_ in node.store.chunks()}
-            assert kept <= proxy.table.objects.keys(), "nothing stays that the proxy does not know"
+            stored_keys = {key for node in pool.nodes for key, *_ in node.store.chunks()}
+            assert stored_keys <= proxy.table.objects.keys(), (
+                "nothing stays that the proxy does not know"
+            )
             for i in range(count):
                 await cache.put(f"k{i}", data(100, -i))
                 assert await cache.get(f"k{i}") == data(100, -i)

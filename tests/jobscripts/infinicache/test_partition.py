@@ -99,13 +99,13 @@ def test_the_chunks_of_a_node_that_is_cut_off_are_used_until_it_ends(monkeypatch
             await cache.put("k", data(900))
             pool.cut_off(lost)
 
-            async def known():
+            async def is_known():
                 return lost.address in nodes
 
             async def forgotten():
-                return not await known()
+                return not await is_known()
 
-            await until(known, "it registers again")
+            await until(is_known, "it registers again")
             assert await cache.get("k") == data(900)
             await lost.close()
             monkeypatch.setattr(proxy, "MAX_SILENCE_S", 0.0, raising=False)

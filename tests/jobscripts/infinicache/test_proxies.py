@@ -123,12 +123,12 @@ def test_other_members_are_asked_where_the_first_name_a_former_proxy(monkeypatch
 
 
 class PeersThatAreSilent(SilentPeers):
-    """Members of which the first one accepts a request and does not answer. ``asked``: addresses in
-    order; ``ended``: whether the request to the first one has ended when the second one is asked.
+    """Members of which the first one accepts a request and does not answer. ``requests``: addresses
+    in order; ``ended``: whether the request to the first one has ended when the second one is asked.
     """
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.ended: list[bool] = []
         self._address, self._is_over = "", False
 
@@ -138,7 +138,7 @@ class PeersThatAreSilent(SilentPeers):
 
     async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
         address = self._address
-        self.asked.append(address)
+        self.requests.append(address)
         if address == "a:1":
             try:
                 await asyncio.Event().wait()
@@ -155,6 +155,6 @@ def test_the_next_member_is_asked_while_one_is_silent(monkeypatch):
     peers = PeersThatAreSilent()
     cache = Proxies(["a:1", "b:1"], peers, limit_s)
     assert asyncio.run(cache.learn()) == "b:1"
-    assert peers.asked == ["a:1", "b:1"]
+    assert peers.requests == ["a:1", "b:1"]
     assert peers.ended == [False]
     assert cache.addresses == ["b:1"]

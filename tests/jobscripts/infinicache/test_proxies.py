@@ -124,7 +124,7 @@ def test_other_members_are_asked_where_the_first_name_a_former_proxy(monkeypatch
 
 class PeersThatAreSilent(SilentPeers):
     """Members of which the first one accepts a request and does not answer. ``requests``: addresses
-    in order; ``ended``: whether the request to the first one has ended when the second one is asked.
+    in order; ``ended``: whether the request to the first one has ended when the second one is.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def check_description(wind: Any, name: str, height: int) -> None:
             "moments, or its mean, is needed."
         )
     stated = {float(match[1]) for match in _HEIGHT.finditer(text)}
-    if len(stated) == 1 and "resolution" not in text and not np.isclose(*stated, height):
+    if len(stated) == 1 and "resolution" not in text and not np.isclose(stated.pop(), height):
         log.warning(
             "note: %s: %s is taken to be at %g m, and its long_name is %r; say its height with "
             "--height.",

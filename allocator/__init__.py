@@ -8,16 +8,18 @@ allocator only hashes pools and compares them for equality.
 
 from allocator.allocation import Allocation
 from allocator.baselines import equal_share, fcfs
-from allocator.bids import Bid, BidError, SizeValues
-from allocator.curves import CurveError, ScalingCurve
-from allocator.milp import MonotonicClock, no_clock, solve
-from allocator.objectives import (
+from allocator.bids import (
+    Bid,
+    BidError,
     ExtrapolationPolicy,
     Goal,
     RescaleCost,
+    SizeValues,
     multiples,
     powers_of_two,
 )
+from allocator.curves import CurveError, ScalingCurve
+from allocator.milp import MonotonicClock, no_clock, solve
 from allocator.placement import NodeInfo, PlacementError, place
 from allocator.valuation import BidRequest, JobTerms, make_bid, make_bids
 

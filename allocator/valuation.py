@@ -16,14 +16,20 @@ from typing import Any, Generic, Protocol
 
 import numpy as np
 
-from allocator.bids import Assignment, Bid, BidError, PoolT, Sizes, SizeValues, Values
-from allocator.curves import CurveTable, ScalingCurve
-from allocator.objectives import (
+from allocator.bids import (
     SUMMIT_RESCALE_COST,
+    Assignment,
+    Bid,
+    BidError,
     ExtrapolationPolicy,
     Goal,
+    PoolT,
     RescaleCost,
+    Sizes,
+    SizeValues,
+    Values,
 )
+from allocator.curves import CurveTable, ScalingCurve
 
 _MAX_BLOCK_SIZES = 16384
 """Sizes that are valued together; the arrays of more would not fit into the processor's cache."""
@@ -47,7 +53,7 @@ class Bidder(Protocol):
     @property
     def sizes(self) -> tuple[int, ...] | None:
         """Sizes that it accepts within the limits; None for all of them. See
-        :func:`~allocator.objectives.powers_of_two`, :func:`~allocator.objectives.multiples`.
+        :func:`~allocator.bids.powers_of_two`, :func:`~allocator.bids.multiples`.
         """
 
     @property

@@ -40,8 +40,8 @@ from malletrain.core.commands import Rescale as Move
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event, JobSubmitted, NodeJoined, NodeLost, Tick
 from malletrain.core.events import RescaleFinished as Up
+from malletrain.core.forecast import SPAN_S, NodeSpan
 from malletrain.core.goals import NO_GOALS, OwnerGoals, WorkReported
-from malletrain.core.node_history import SPAN_S, NodeSpan
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
 from malletrain.core.shares import MAX_DOUBLINGS, PartyService

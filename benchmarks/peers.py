@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers [--contenders live restart torchft torchrun torchrun-short ray
     ray-torchft] [--trace join leave lose join] [--times 1] [--nodes 2] [--model-mb 10]
-    [--repeats 1] [--every-s 10] [--checkpoint-every-s 2] [--json]
+    [--repeats 1] [--every-s 10] [--checkpoint-every-s 2] [--minutes inf] [--json]
 
 MalleTrain in live and in restart mode, torchft, plain torchrun (c10d rendezvous and a checkpoint
 file; ``torchrun-short`` with its times set short) and Ray Train's elastic mode train the same model
@@ -11,9 +11,9 @@ this machine, and go through the same changes. A change is followed by the next 
 training has settled at the new number of nodes and ``--every-s`` seconds have passed since.
 ``--times`` repeats the trace within a run: ``--nodes 3 --trace lose join --times 1000 --every-s 0
 --checkpoint-every-s inf`` is a thousand losses of a training whose state is only in the memory of
-the other nodes (live mode and torchft). ``ray-torchft`` is Ray Train with torchft's replica groups,
-whose number is fixed: it needs a trace that never exceeds ``--nodes``, such as ``--nodes 3 --trace
-lose join leave join``.
+the other nodes (live mode and torchft); with ``--minutes`` it ends earlier, after a whole pass.
+``ray-torchft`` is Ray Train with torchft's replica groups, whose number is fixed: it needs a trace
+that never exceeds ``--nodes``, such as ``--nodes 3 --trace lose join leave join``.
 
 * pause: the longest time without a finished step, from the last one before the change. It contains
   one step.
@@ -135,6 +135,8 @@ def trace(name: str, args: argparse.Namespace, rate: float, say: Console) -> dic
                 over = time.time()
                 time.sleep(max(0.0, at + args.every_s - over))
                 events.append((move, at, time.time(), over - at))
+                if number % len(args.trace) == 0 and over - began >= 60 * args.minutes:
+                    break
             ended = time.time()
         except RuntimeError as error:
             raise RuntimeError(f"{error}\n{peer.last_words()}") from None
@@ -244,6 +246,9 @@ def main() -> None:
         "--trace", nargs="+", choices=list(MOVES), default=["join", "leave", "lose", "join"]
     )
     parser.add_argument("--times", type=int, default=1, help="how often the trace is repeated")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="no pass of the trace begins after these"
+    )
     parser.add_argument("--nodes", type=int, default=2, help="at the beginning")
     parser.add_argument("--model-mb", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=1)

@@ -53,8 +53,7 @@ from malletrain.sim.throughput import built_in
 from malletrain.sim.workloads import hpo
 from scavenger.batch.slots import SlotKind
 from scavenger.embedded.hosts import Division
-from scavenger.trace.amounts import HEADER, parse
-from scavenger.trace.kinds import TraceKind, divide
+from scavenger.trace.amounts import HEADER, TraceKind, divide, parse
 from scavenger.trace.trace import Trace
 from tests.integration.embedded import site
 from tests.slurm.cluster import missing

@@ -16,7 +16,7 @@ from typing import Any
 from malletrain.client import Connection
 from malletrain.protocol import messages
 from scavenger.embedded.cluster_process import start_cluster
-from scavenger.trace import files, lengths, replay, synthesis, trace
+from scavenger.trace import files, replay, synthesis, trace
 
 SPEEDUP = 5.0
 """Speed-up of the trace: a median gap of 475 s on Summit lasts 95 s here."""
@@ -33,7 +33,7 @@ def _trace_for(nodes: int, seconds: float, source: Path | None) -> trace.Trace:
     if source is not None:
         return replay.fit(files.read(source), names, speedup=SPEEDUP, duration_s=seconds)
     model = synthesis.MachineModel(
-        IDLE_SHARE, lengths.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
+        IDLE_SHARE, synthesis.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
     )
     return synthesis.synthesise(model, names, seconds * SPEEDUP, 3).sped_up(SPEEDUP)
 

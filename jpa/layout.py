@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jpa.student import t975, t995
+from jpa.measure import t975, t995
 
 MAX_CANDIDATES = 12
 """Maximum number of layouts that are tried."""

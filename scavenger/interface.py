@@ -176,6 +176,10 @@ class PollResult:
     """Number of leases that may be requested until the next poll at the site's submission rate;
     None: no limit.
     """
+    trouble: str = ""
+    """A sentence about what failed beside the poll, such as the deletion of old files; empty if
+    nothing did.
+    """
 
 
 @dataclass(frozen=True)

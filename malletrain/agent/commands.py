@@ -24,6 +24,7 @@ from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import supervised_command
 from malletrain.agent.start import UnusableSoftware
 from malletrain.launch.supervisor import descendants
+from malletrain.protocol.bounds import Message
 from malletrain.protocol.commands import (
     MAX_CHUNK_BYTES,
     OUTPUT_WINDOW,
@@ -38,7 +39,6 @@ from malletrain.protocol.commands import (
     StartCommand,
     Terminal,
 )
-from malletrain.protocol.message import Message
 
 MAX_COMMANDS = 4
 """Maximum number of commands on a node at once."""

@@ -29,7 +29,7 @@ from malletrain.agent.launch import JobPlace
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.reports import NO_SNAPSHOTS_NOTICE, DrainServed, WorkerReports
 from malletrain.agent.start import UnusableSoftware, command_of_owner, start_launcher
-from malletrain.launch.fabric import round_for_launcher
+from malletrain.launch.worker_variables import round_for_launcher
 from malletrain.protocol import messages
 from malletrain.protocol.commands import Terminal
 from malletrain.protocol.failures import UNFIT

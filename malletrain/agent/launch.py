@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from malletrain.launch import fabric, supervisor
+from malletrain.launch import supervisor, worker_variables
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import JobSpec
@@ -138,11 +138,11 @@ def job_environment(
     """
     spec = order.spec
     environment = base_environment(place.environment, spec.env, spec.trains)
-    if not fabric.sets_network(spec.env):
+    if not worker_variables.sets_network(spec.env):
         if place.chosen:
-            environment.update(fabric.network_variables(place.interface))
+            environment.update(worker_variables.network_variables(place.interface))
         else:
-            environment = {**fabric.gloo_variables(place.interface), **environment}
+            environment = {**worker_variables.gloo_variables(place.interface), **environment}
     environment.update(
         {
             env.JOB: order.job,

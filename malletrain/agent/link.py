@@ -29,7 +29,6 @@ import zmq.asyncio
 from msgspec.structs import replace
 
 from malletrain.agent.config import AgentConfig, public_key
-from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.messages import (
     Alive,
@@ -38,6 +37,7 @@ from malletrain.protocol.messages import (
     Message,
     Welcome,
     WhoAreYou,
+    daemon_of,
 )
 from malletrain.protocol.wire import WireError, decode, encode
 from scavenger.backoff import doubled_s

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from malletrain.protocol.last_output import without_noise
+from malletrain.protocol.failures import without_noise
 from malletrain.protocol.messages import LogAck, LogChunk, LogEnd, LogsShipped, Message
 
 CHUNK_BYTES = 64 * 1024

@@ -15,8 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from malletrain.protocol.job_files import STACKS_FILE, STACKS_SIGNAL
-from malletrain.protocol.messages import Message, ShowStacks, Stacks
-from malletrain.protocol.stacks import MOST_BYTES, MOST_WORKERS
+from malletrain.protocol.messages import (
+    MAX_STACK_BYTES,
+    MAX_STACK_WORKERS,
+    Message,
+    ShowStacks,
+    Stacks,
+)
 
 RESPONSE_TIMEOUT_S = 2.0
 """Maximum time for a worker to write its stacks, seconds. A worker in an uninterruptible system
@@ -68,7 +73,7 @@ class StackReader:
             before = {path: _size(path) for path in workers}
             await asyncio.sleep(_POLL_S)
             settled = all(sizes[p] < before[p] == _size(p) for p in workers)
-        for path, pid in sorted(workers.items())[:MOST_WORKERS]:
+        for path, pid in sorted(workers.items())[:MAX_STACK_WORKERS]:
             own = _process(path.name)
             text = _since(path, sizes[path])
             rank = ranks.get(own, -1)
@@ -146,6 +151,6 @@ def _since(path: Path, offset: int) -> str:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError), os.fdopen(os.open(path, flags), "rb") as file:
         file.seek(offset)
-        text = file.read(MOST_BYTES).decode("utf-8", "replace")
-        return text.encode()[:MOST_BYTES].decode("utf-8", "ignore").strip()
+        text = file.read(MAX_STACK_BYTES).decode("utf-8", "replace")
+        return text.encode()[:MAX_STACK_BYTES].decode("utf-8", "ignore").strip()
     return ""

@@ -25,8 +25,7 @@ from malletrain.client import ClientError, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.identity.keys import user_name
-from malletrain.protocol.boot import daemon_of
-from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.messages import JobSpec, daemon_of
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -39,8 +38,7 @@ from malletrain.protocol.views import (
 )
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.goals import changes_of
-from malletrain.submission.resubmission import requeued
-from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
+from malletrain.submission.resuming import file_of, requeued, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

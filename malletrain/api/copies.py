@@ -24,7 +24,7 @@ def snapshot_of(detail: JobDetail, daemon: str) -> str:
 
     Args:
         detail: the job.
-        daemon: the name of its daemon (:func:`malletrain.protocol.boot.daemon_of`).
+        daemon: the name of its daemon (:func:`malletrain.protocol.messages.daemon_of`).
 
     Raises:
         malletrain.training.snapshot_file.SnapshotError: there is no snapshot, or more than one.

@@ -11,20 +11,20 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from malletrain.api.following import AGAIN_S, ENDED
-from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, is_stale, name_of, new_folder
+from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, name_of, new_folder
 from malletrain.api.functions import JobSubmitter
 from malletrain.api.job import Job
 from malletrain.api.options import farm_of, size_limits
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.task_upload import upload
-from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS
-from malletrain.protocol.task_template import escaped
+from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, escaped
 from malletrain.protocol.views import TasksView, TaskView
 from malletrain.submission.error import SpecError
 from malletrain.training.functions import (
@@ -41,6 +41,10 @@ TASKS_PER_NODE = 64
 """Number of tasks for each node into which items are grouped by default."""
 POLL_S = 0.5
 """Time between two looks for results, seconds."""
+MAX_OUTAGE_S = 300.0
+"""Time after the end of a farm for which results that cannot be read are waited for, seconds: as
+long as a file server needs to restart. The results are there, and the farm need not run again.
+"""
 COLUMN = "items"
 """Name of the only column: the file with the items of a task."""
 LAST_WORDS = 1000
@@ -89,8 +93,12 @@ class MapResults(Iterator[R], Generic[R]):
         self._outcomes: dict[int, list[FunctionOutcome]] = {}
         """Task → outcomes of its items."""
         self._ready: deque[FunctionOutcome] = deque()
-        self._stale_since: float | None = None
-        """Time since which no result can be read, because files on NFS are being replaced."""
+        self._unreadable_since: float | None = None
+        """Time since which results cannot be read; None if they can."""
+        self._has_warned = False
+        """The user was told that they cannot be read."""
+        self._ended_at = math.inf
+        """Time at which the farm was known to have ended."""
 
     def __next__(self) -> R:
         while not self._ready:
@@ -144,26 +152,46 @@ class MapResults(Iterator[R], Generic[R]):
 
     def _read_files(self) -> int:
         """Read new results. Return the number of tasks whose results are new."""
-        count = 0
+        count, trouble = 0, None
         try:
-            with os.scandir(self._folder / "results") as entries:
-                numbers = [
-                    int(entry.name.removesuffix(".pkl"))
-                    for entry in entries
-                    if entry.name.endswith(".pkl") and not entry.name.startswith(".")
-                ]
-            for number in sorted(numbers):
+            for number in _numbers_in(self._folder / "results"):
                 if number in self._pending and number not in self._outcomes:
-                    self._set(number, outcomes(self._folder / "results" / f"{number}.pkl"))
-                    count += 1
+                    try:
+                        items = outcomes(self._folder / "results" / f"{number}.pkl")
+                    except OSError as error:
+                        trouble = error
+                    else:
+                        self._set(number, items)
+                        count += 1
         except OSError as error:
-            now = time.monotonic()
-            self._stale_since = now if self._stale_since is None else self._stale_since
-            if not is_stale(error) or now >= self._stale_since + MAX_VISIBILITY_DELAY_S:
-                raise
+            trouble = error
+        if trouble is None:
+            self._unreadable_since, self._has_warned = None, False
         else:
-            self._stale_since = None
+            self._note_unreadable(trouble)
         return count
+
+    def _note_unreadable(self, error: OSError) -> None:
+        """Tell the user once that results cannot be read for long. Raise ``error`` if they have
+        been waited for long enough: an error that passes, such as of a file server that restarts,
+        must not end a program whose farm is still running.
+        """
+        now = time.monotonic()
+        if self._unreadable_since is None:
+            self._unreadable_since = now
+        is_gone = isinstance(error, FileNotFoundError)
+        limit_s = MAX_VISIBILITY_DELAY_S if is_gone else MAX_OUTAGE_S
+        if isinstance(error, PermissionError) or now >= self._ended_at + limit_s:
+            raise error
+        if not self._has_warned and now >= self._unreadable_since + MAX_VISIBILITY_DELAY_S:
+            self._has_warned = True
+            warnings.warn(
+                f"The results of job {self.job.id if self.job else ''} in {self._folder} cannot be "
+                f"read ({error.strerror or error}). The job goes on, and they are read as soon as "
+                "that is possible.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _set(self, number: int, items: list[FunctionOutcome]) -> None:
         self._outcomes[number] = items
@@ -188,12 +216,13 @@ class MapResults(Iterator[R], Generic[R]):
         """Set the outcome of tasks without results of a farm that has ended, after the time that a
         shared file system may need to show them.
         """
+        self._ended_at = min(self._ended_at, time.monotonic())
         until = time.monotonic() + (MAX_VISIBILITY_DELAY_S if view.counts["done"] else 0.0)
         while self._missing() and time.monotonic() < until and state != "cancelled":
             if not self._read_files():
                 time.sleep(POLL_S)
         self._read_files()
-        while self._stale_since is not None:
+        while self._unreadable_since is not None:
             time.sleep(POLL_S)
             self._read_files()
         reason = job.view.reason or "nothing more is known"
@@ -205,6 +234,13 @@ class MapResults(Iterator[R], Generic[R]):
 
     def _missing(self) -> list[int]:
         return [number for number in self._pending if number not in self._outcomes]
+
+
+def _numbers_in(folder: Path) -> list[int]:
+    """Return the tasks whose results are in ``folder``, in order. Raises OSError."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if not entry.name.startswith(".")]
+    return sorted(int(name.removesuffix(".pkl")) for name in names if name.endswith(".pkl"))
 
 
 def start_map(

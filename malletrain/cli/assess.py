@@ -222,8 +222,8 @@ def assess(
     from malletrain.sim.observation import moment, observe
     from malletrain.sim.occupancy import lists_cpus, names_nodes, spans_of
     from malletrain.sim.workloads import WorkloadError
-    from scavenger.trace.checks import TraceError
     from scavenger.trace.files import read
+    from scavenger.trace.trace import TraceError
 
     inputs = {"--sacct": sacct, "--pbs-logs": pbs_logs, "--swf": swf, "--trace": trace}
     chosen = [(name, path) for name, path in inputs.items() if path is not None]

@@ -267,16 +267,15 @@ def privacy(config: Config) -> Iterator[tuple[bool, str]]:
 
 def database_place(config: Config) -> Iterator[tuple[None, str]]:
     """Tells that an SQLite database lies on a network file system."""
-    from malletrain.store.database import parse_url
-    from malletrain.store.file_system import MOUNTS, NETWORK, type_of
+    from malletrain.store.database import MOUNTS, NETWORK_FILE_SYSTEMS, file_system_type, parse_url
 
     url = parse_url(config.database_url)
     in_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
     if not in_file or not MOUNTS.exists():
         return
     path = Path(str(url.database)).resolve()
-    kind = type_of(path, MOUNTS.read_text("utf-8", "replace"))
-    if kind in NETWORK:
+    kind = file_system_type(path, MOUNTS.read_text("utf-8", "replace"))
+    if kind in NETWORK_FILE_SYSTEMS:
         yield (
             None,
             f"{path} lies on a network file system ({kind}), where only one host may open an "

@@ -1,26 +1,34 @@
-"""Common parts of all commands: options, the connection to the daemon, output, and errors as one
-sentence with an exit code.
+"""Common parts of all commands: options and their values, shell completion, the connection to the
+daemon, output, and errors as one sentence with an exit code.
 
 Exit codes: 0 done, 1 refused (by the daemon, the machine or a check), 2 usage (the command line
-itself is wrong), 130 stopped with Ctrl-C. :mod:`malletrain.cli.exit_codes` has the exit codes of
-commands that wait until a job has ended.
+itself is wrong), 130 stopped with Ctrl-C. :mod:`malletrain.cli.wait` has the exit codes of commands
+that wait until a job has ended.
+
+Completion offers names of jobs, requested from the daemon, conda environments, and files. If the
+daemon does not answer or a file cannot be read, nothing is offered and no message is printed,
+because the user is typing a line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from malletrain.protocol import env
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
+
 
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -192,7 +200,7 @@ def print_json_line(data: object) -> None:
 
 def print_text(*renderables: Any) -> None:
     """Print tables and texts on stdout."""
-    from malletrain.render.console import console
+    from malletrain.render.columns import console
 
     terminal = console()
     if terminal.is_terminal:
@@ -204,3 +212,88 @@ def print_text(*renderables: Any) -> None:
             terminal.print(each)
     # Tables pad their lines with blanks to the width of the console; strip them in a file.
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+COMPLETION_TIMEOUT_S = 1.0
+"""Maximum time that a completion waits for the daemon, seconds."""
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete files and directories; the shell lists them."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete directories; the shell lists them."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def conda_environments(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete names of the user's conda environments, from conda's own list."""
+    try:
+        lines = Path("~/.conda/environments.txt").expanduser().read_text().splitlines()
+    except (OSError, ValueError, RuntimeError):
+        return []
+    names = {Path(line).name: line for line in lines if Path(line).parent.name == "envs"}
+    return [CompletionItem(n, help=p) for n, p in names.items() if n.startswith(incomplete)]
+
+
+def job_names(*, unfinished: bool = False) -> Completer:
+    """Return a completer of job names, the newest first, and of ids if the user has begun to type
+    one. ``unfinished``: only jobs that have not ended.
+    """
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from malletrain.client import ClientError, Connection
+
+        try:
+            with Connection.of(
+                ctx.params.get("state_dir"), timeout_s=COMPLETION_TIMEOUT_S
+            ) as client:
+                jobs = client.jobs()
+        except ClientError:
+            return []
+        previous = ctx.params.get(param.name or "") or ()
+        offered: dict[str, str] = {}
+        for job in reversed(jobs):
+            if unfinished and job.ended is not None:
+                continue
+            for word in (job.name, *([job.id] if incomplete else [])):
+                if word.startswith(incomplete) and word not in previous:
+                    # a name means the newest job that has it
+                    offered.setdefault(word, f"{job.state}, job {job.id}")
+        return [CompletionItem(word, help=description) for word, description in offered.items()]
+
+    return complete
+
+
+DATE_FORMS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S")
+
+
+def past_time(text: str) -> float:
+    """Return the seconds since the epoch of ``"2 d"`` (ago), ``2026-01-31`` or
+    ``2026-01-31T08:00``, local time.
+
+    Raises:
+        click.BadParameter: the text is neither.
+    """
+    from malletrain.config.units import UnitError, parse_duration
+
+    for form in DATE_FORMS:
+        try:
+            return datetime.datetime.strptime(text.strip(), form).astimezone().timestamp()
+        except ValueError:
+            continue
+    try:
+        return time.time() - parse_duration(text)
+    except UnitError:
+        raise click.BadParameter(
+            f'\'{text}\' is no time; write how long ago it was, such as "2 d" or "90 min", or a '
+            "date, such as 2026-01-31 or 2026-01-31T08:00."
+        ) from None

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from malletrain.cli.common import INTERRUPTED, state_dir_option
-from malletrain.cli.completion import job_names
+from malletrain.cli.common import INTERRUPTED, job_names, state_dir_option
 
 if TYPE_CHECKING:
     from malletrain.client.commands import RemoteCommand

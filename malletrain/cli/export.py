@@ -11,11 +11,12 @@ from malletrain.cli.common import (
     DaemonUnreachable,
     Refused,
     client_of,
+    folders,
+    job_names,
     json_option,
     print_json,
     state_dir_option,
 )
-from malletrain.cli.completion import folders, job_names
 
 
 @click.command()
@@ -94,7 +95,7 @@ def export(
 
 def _snapshot_of(job: str, state_dir: Path | None) -> str:
     from malletrain.api.copies import snapshot_of
-    from malletrain.protocol.boot import daemon_of
+    from malletrain.protocol.messages import daemon_of
     from malletrain.training.owner import path_of
     from malletrain.training.snapshot_file import SnapshotError
 

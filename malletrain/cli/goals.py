@@ -8,8 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
-from malletrain.cli.common import client_of, json_option, print_json, say, state_dir_option
-from malletrain.cli.completion import job_names
+from malletrain.cli.common import (
+    client_of,
+    job_names,
+    json_option,
+    print_json,
+    say,
+    state_dir_option,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

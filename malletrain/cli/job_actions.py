@@ -7,9 +7,16 @@ from pathlib import Path
 
 import click
 
-from malletrain.cli.common import Refused, client_of, json_option, print_json, say, state_dir_option
-from malletrain.cli.completion import job_names
-from malletrain.cli.past_times import past_time
+from malletrain.cli.common import (
+    Refused,
+    client_of,
+    job_names,
+    json_option,
+    past_time,
+    print_json,
+    say,
+    state_dir_option,
+)
 
 
 @click.command()
@@ -88,7 +95,7 @@ def requeue(
     from malletrain.identity.keys import user_name
     from malletrain.protocol.messages import JobSpec
     from malletrain.submission.error import SpecError
-    from malletrain.submission.resubmission import omissions, requeued
+    from malletrain.submission.resuming import omissions, requeued
 
     if bool(jobs) == failed or (since is not None and not failed):
         raise click.UsageError("Name the jobs, or give --failed (and --since with it).")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from malletrain.cli.completion import conda_environments, files, folders, job_names
+from malletrain.cli.common import conda_environments, files, folders, job_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,14 +12,14 @@ import click
 from malletrain.cli.common import (
     Refused,
     client_of,
+    job_names,
     json_option,
     print_json_line,
     say,
     state_dir_option,
 )
-from malletrain.cli.completion import job_names
-from malletrain.cli.exit_codes import exit_code
 from malletrain.cli.tasks import print_log
+from malletrain.cli.wait import exit_code
 
 if TYPE_CHECKING:
     from malletrain.client import Connection

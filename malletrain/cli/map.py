@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from malletrain.cli.common import json_option, print_json, refusal, say, state_dir_option
-from malletrain.cli.completion import files
+from malletrain.cli.common import files, json_option, print_json, refusal, say, state_dir_option
 from malletrain.cli.directives import LINES, apply_directives
-from malletrain.cli.exit_codes import exit_code
 from malletrain.cli.goals import deadline_and_budget_options, tell_goal
 from malletrain.cli.job_options import (
     environment_options,
@@ -32,7 +30,7 @@ from malletrain.cli.job_options import (
     start_and_end_options,
     weight_option,
 )
-from malletrain.cli.wait import until_ended
+from malletrain.cli.wait import exit_code, until_ended
 
 if TYPE_CHECKING:
     from malletrain.api.client import Client
@@ -97,9 +95,9 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
     and ``#MALLETRAIN`` lines override ``#SBATCH`` lines.
     """
     from malletrain.identity.keys import user_name
+    from malletrain.submission.directives import batch_options
     from malletrain.submission.error import SpecError
     from malletrain.submission.farm import script_words
-    from malletrain.submission.sbatch_script import batch_options
 
     script = ctx.params["command"][0]
     command, text = script_words(ctx.params["command"])

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import client_of, json_option, print_json, state_dir_option
-from malletrain.cli.completion import job_names
+from malletrain.cli.common import client_of, job_names, json_option, print_json, state_dir_option
 
 if TYPE_CHECKING:
     from malletrain.protocol.views import MembersView

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from malletrain.sim.settings import SimSettings
     from malletrain.sim.slot_kinds import SlotKinds
     from malletrain.sim.workloads import SimJob
-    from scavenger.trace.kinds import DividedTrace, TraceKind
+    from scavenger.trace.amounts import DividedTrace, TraceKind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -292,9 +292,9 @@ def simulate(
     from malletrain.sim.engine import simulate as run
     from malletrain.sim.results import table
     from malletrain.sim.workloads import WorkloadError
-    from scavenger.trace.checks import TraceError
+    from scavenger.trace.amounts import read_kinds
     from scavenger.trace.files import read_names
-    from scavenger.trace.kinds import read_kinds
+    from scavenger.trace.trace import TraceError
 
     try:
         names = read_names(node_list) if node_list else None
@@ -317,7 +317,7 @@ def simulate(
 
 def _kinds(slots: tuple[str, ...]) -> list[TraceKind]:
     """Return the kinds in the values of --slot."""
-    from scavenger.trace.kinds import TraceKind
+    from scavenger.trace.amounts import TraceKind
 
     try:
         return [TraceKind.parse(text) for text in slots or ("1",)]

@@ -13,15 +13,15 @@ import click
 from malletrain.cli.common import (
     Refused,
     client_of,
+    job_names,
     json_option,
+    past_time,
     print_json,
     print_json_line,
     print_text,
     state_dir_option,
 )
-from malletrain.cli.completion import job_names
-from malletrain.cli.exit_codes import EXIT_CODES, exit_code
-from malletrain.cli.past_times import past_time
+from malletrain.cli.wait import EXIT_CODES, exit_code
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -154,7 +154,7 @@ def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float
     from rich.text import Text
 
     from malletrain.render import tables
-    from malletrain.render.console import console
+    from malletrain.render.columns import console
 
     terminal = console()
     if job:  # by its id, because the name may refer to another job by the time it has ended
@@ -233,7 +233,7 @@ def _plot(
     job: str, names: tuple[str, ...], over: str, state_dir: Path | None, as_json: bool
 ) -> None:
     """Plot metrics over time."""
-    from malletrain.render.console import console
+    from malletrain.render.columns import console
     from malletrain.render.curves import curve
 
     with client_of(state_dir) as client:

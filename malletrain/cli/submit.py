@@ -11,14 +11,14 @@ import click
 from malletrain.cli.common import (
     REFUSED,
     client_of,
+    files,
+    job_names,
     json_option,
     print_json,
     say,
     state_dir_option,
 )
-from malletrain.cli.completion import files, job_names
 from malletrain.cli.directives import apply_directives, line_of
-from malletrain.cli.exit_codes import exit_code, exit_code_of_failed
 from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.job_options import (
     environment_options,
@@ -29,7 +29,7 @@ from malletrain.cli.job_options import (
     start_and_end_options,
     weight_option,
 )
-from malletrain.cli.wait import until_ended
+from malletrain.cli.wait import exit_code, exit_code_of_failed, until_ended
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.submission.output_folders import output_folders
 

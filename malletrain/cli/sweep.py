@@ -159,7 +159,7 @@ def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json:
     from malletrain.render import sweeps as render
 
     with _opened(name, storage, state_dir) as (ledger, _):
-        from malletrain.sweep.results import results
+        from malletrain.sweep.ledger import results
 
         rows = results(ledger)
     if as_json:
@@ -178,7 +178,7 @@ def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json:
 def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None:
     """Show the best trial, its values, and the path of its snapshot."""
     with _opened(name, storage, state_dir) as (ledger, _):
-        from malletrain.sweep.results import results
+        from malletrain.sweep.ledger import results
         from malletrain.sweep.trials import best_snapshot
 
         rows = [row for row in results(ledger) if row["best"]]
@@ -209,7 +209,7 @@ def cancel(name: str, storage: str, state_dir: Path | None) -> None:
         if holds_lock(_home(state_dir), name):
             click.echo(f"Sweep {name} is cancelled; the process that attends to it ends its jobs.")
             return
-        from malletrain.sweep.sole_engine import OtherEngineError
+        from malletrain.sweep.process import OtherEngineError
 
         try:
             _attend(ledger, state_dir, url, detach=False)
@@ -290,7 +290,7 @@ def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> Non
 
 
 def _stands(summary: Summary, attended: bool) -> str:
-    from malletrain.sweep.sole_engine import is_alive, named
+    from malletrain.sweep.process import is_alive, named
 
     if summary.end:
         return summary.end
@@ -350,7 +350,7 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
     """Run the sweep's engine, here or in a background process."""
     from malletrain.sweep import process
     from malletrain.sweep.daemon_jobs import DaemonJobs
-    from malletrain.sweep.sole_engine import MAX_SILENCE_S, is_alive, named
+    from malletrain.sweep.process import MAX_SILENCE_S, is_alive, named
 
     home = _home(state_dir)
     if detach:

@@ -19,6 +19,8 @@ import click
 from malletrain.cli.common import (
     Refused,
     client_of,
+    files,
+    job_names,
     json_option,
     print_json,
     print_json_line,
@@ -26,8 +28,7 @@ from malletrain.cli.common import (
     say,
     state_dir_option,
 )
-from malletrain.cli.completion import files, job_names
-from malletrain.cli.exit_codes import EXIT_CODES, exit_code
+from malletrain.cli.wait import EXIT_CODES, exit_code
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -182,7 +183,7 @@ def _follow(client: Connection, farm: str, as_json: bool) -> int:
 
     from malletrain.client import operations
     from malletrain.render import farms
-    from malletrain.render.console import console
+    from malletrain.render.columns import console
 
     terminal, shown = console(), ""
     farm = client.job(farm).job.id

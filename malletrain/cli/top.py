@@ -23,7 +23,7 @@ from malletrain.cli.common import Refused, client_of, state_dir_option
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from malletrain.render.follow import Follower, PollAnswers
+    from malletrain.render.live import Follower, PollAnswers
 
 UP, DOWN, PAGE_UP, PAGE_DOWN, HOME = "up", "down", "page up", "page down", "home"
 END = "\x04"
@@ -114,9 +114,8 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
     Example:
       malletrain top
     """
-    from malletrain.render.console import console
-    from malletrain.render.follow import Follower
-    from malletrain.render.live import Screen
+    from malletrain.render.columns import console
+    from malletrain.render.live import Follower, Screen
 
     terminal = console()
     if not terminal.is_terminal and not once:

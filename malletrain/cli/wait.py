@@ -1,29 +1,62 @@
-"""``malletrain wait``: waits until jobs have ended."""
+"""``malletrain wait``: waits until jobs have ended. Also the exit codes of all commands that wait
+for that: ``wait``, ``logs -f`` and ``status JOB --watch``.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from malletrain.cli.common import (
     DaemonUnreachable,
     client_of,
+    job_names,
     json_option,
     print_json,
     say,
     state_dir_option,
 )
-from malletrain.cli.completion import job_names
-from malletrain.cli.exit_codes import EXIT_CODES, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from malletrain.client import Connection
     from malletrain.protocol.views import JobView
+
+
+COMPLETED, FAILED, CANCELLED = 0, 1, 3
+"""2 means a wrong command line."""
+EXIT_CODES = {"completed": COMPLETED, "cancelled": CANCELLED, "failed": FAILED}
+"""State of an ended job → exit code."""
+
+
+def exit_code(states: Iterable[str]) -> int:
+    """Return the exit code for ended jobs: 1 if one failed, else 3 if one was cancelled,
+    else 0."""
+    codes = {EXIT_CODES[state] for state in states}
+    return FAILED if FAILED in codes else max(codes, default=COMPLETED)
+
+
+def exit_code_of_failed(failures: Iterable[Any]) -> int:
+    """Return the exit code for one failed job: that of the worker that failed first in the last
+    try.
+
+    Args:
+        failures: events of the kind ``workers-failed`` of the job, oldest first.
+
+    Returns:
+        The worker's exit code; 128 and the signal's number if a signal killed it, as in a shell; 1
+        if it is unknown.
+    """
+    codes = [event.data.get("exit_code") for event in failures]
+    if not codes or not isinstance(codes[-1], int):
+        return FAILED
+    return 128 - codes[-1] if codes[-1] < 0 else codes[-1] or FAILED
+
 
 RETRY_INTERVAL_S = 2.0
 """Time between two attempts to reach a daemon that is gone, seconds."""

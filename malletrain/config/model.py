@@ -25,9 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
-from malletrain.config.containers import ContainersSection
-from malletrain.config.nodes import NodesSection
-from malletrain.config.notify import NotifySection
+from malletrain.config.nodes import ContainersSection, NodesSection
 from malletrain.config.profiling import ProfilingSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
 from malletrain.config.sections import (
@@ -36,6 +34,7 @@ from malletrain.config.sections import (
     DaemonSection,
     GapsSection,
     JobsSection,
+    NotifySection,
 )
 from malletrain.config.shares import QuotasSection, SharesSection, TrainerSection
 from malletrain.config.shares import checked as trainers_checked

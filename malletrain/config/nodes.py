@@ -1,14 +1,15 @@
-"""The configuration of nodes: their health checks, the network that jobs use there, and how leases
-behave that share a host with other jobs.
+"""The configuration of what jobs meet on nodes: health checks, the network, containers, and how
+leases behave that share a host with other jobs.
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
 :mod:`malletrain.core.sick_nodes` decides how long a node that fails is not leased,
-:mod:`malletrain.core.slow_nodes` and :mod:`malletrain.core.slow_links` which nodes are slow,
-:mod:`malletrain.core.fabric` which network a round uses.
+:mod:`malletrain.core.slow_nodes` which nodes are slow, :mod:`malletrain.core.fabric` which network
+a round uses. :mod:`malletrain.agent.containers` builds the command lines of containers.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
@@ -195,3 +196,45 @@ def _checked(network: str) -> str:
         return checked(network)
     except NetworkNameError as error:
         raise PydanticCustomError("interface", "{sentence}", {"sentence": str(error)}) from None
+
+
+class ContainersSection(Section):
+    """Containers of jobs. The agent stays outside; a job's processes run inside."""
+
+    image: str = key(
+        "",
+        description="Image of jobs that name no environment themselves (--container, --conda, "
+        "--venv or --no-container): a file or directory that the nodes share, or a "
+        "name that the runtime knows; empty: none.",
+    )
+    runtime: Literal[
+        "auto", "apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman"
+    ] = key(
+        "auto",
+        description="Container runtime; auto: the first of these that a node has, in this order.",
+    )
+    binds: Words = key(
+        [],
+        description="Paths of the node that every container sees, as SRC or SRC:DST, such as "
+        "\"/scratch\"; the job's working directory, its script's and the home "
+        "directory are always visible.",
+    )
+    options: Words = key(
+        [],
+        description="Additional arguments of the runtime, put before the image, such as "
+        '["--cgroups=disabled"] for podman. They depend on the runtime, so set that '
+        "too.",
+    )
+
+    @field_validator("binds")
+    @classmethod
+    def _binds(cls, value: Words) -> Words:
+        for text in value:
+            places = text.split(":")
+            if len(places) > 2 or not all(os.path.isabs(place) for place in places):
+                raise PydanticCustomError(
+                    "bind",
+                    '"{text}" is not SRC or SRC:DST with absolute paths, such as "/scratch"',
+                    {"text": text},
+                )
+        return value

@@ -1,5 +1,5 @@
 """The sections of a configuration that do not depend on the kind of main scheduler: the daemon,
-jobs, allocation, gaps and accounting.
+jobs, allocation, gaps, accounting and notices.
 
 Decides which keys they have, in which unit, and what a valid value is. The defaults of the decision
 core's parameters are in :mod:`malletrain.core.defaults`.
@@ -10,6 +10,9 @@ core's parameters are in :mod:`malletrain.core.defaults`.
 
 :class:`GapsSection`: which idle nodes of a batch scheduler may be leased. :mod:`scavenger.batch`
 applies its keys.
+
+:class:`NotifySection`: notices to job owners outside of the command line.
+:mod:`malletrain.daemon.api.notices` decides what is sent.
 """
 
 from __future__ import annotations
@@ -525,3 +528,19 @@ def _host_and_port(value: str, scheme: str, example: str) -> None:
             '65535, such as "{example}"',
             {"value": value, "scheme": scheme, "example": example},
         )
+
+
+class NotifySection(Section):
+    """How owners are notified of their jobs (`malletrain submit --notify`)."""
+
+    sendmail: str = key(
+        "/usr/sbin/sendmail",
+        description="The program that takes mail with `-t -i`. If it does not exist, --notify "
+        "with a mail address is refused.",
+    )
+    webhooks: bool = key(
+        False,
+        description="Let every user name web hooks, which the daemon's host then calls. If "
+        "false, only the daemon's own user may, who can also have commands run on "
+        "that host.",
+    )

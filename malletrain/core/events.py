@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from allocator.bids import Goal, RescaleCost
 from allocator.curves import ScalingCurve
-from allocator.objectives import Goal, RescaleCost
 from malletrain.core.goals import (
     NO_GOALS,
     NOTHING_SO_FAR,

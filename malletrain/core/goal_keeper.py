@@ -21,6 +21,7 @@ from malletrain.core.forecast import (
     Claim,
     DeadlineDemand,
     Floats,
+    NodeHistory,
     PastForecasts,
     admit,
     fair_share,
@@ -38,7 +39,6 @@ from malletrain.core.goals import (
     WorkReported,
     same_work,
 )
-from malletrain.core.node_history import NodeHistory
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import Pool, PoolNode, by_class
 from malletrain.core.records import JobRecord

@@ -47,10 +47,11 @@ from malletrain.daemon.site.metrics import NODE_USES, Metrics, MetricsError, cou
 from malletrain.daemon.site.process import (
     MemoryTrim,
     allow_many,
+    extended_start,
     freeze_objects,
     full_collections_rare,
+    tell_service_manager,
 )
-from malletrain.daemon.site.service_manager import extended_start, tell_service_manager
 from malletrain.daemon.site.startup import refusals
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
@@ -66,9 +67,9 @@ from malletrain.identity.users import Users
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.store.clock_shift import shift_times
 from malletrain.store.database import StatementRefused
 from malletrain.store.ownership import BEAT_S, own
+from malletrain.store.schema import shift_times
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
 

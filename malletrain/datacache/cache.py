@@ -24,10 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.datacache.counts import COUNT_NAMES, SLOTS, ReadCounts, SharedCounts
-from malletrain.datacache.members import Members, members_file
-from malletrain.datacache.packed_classes import CannotPackError
-from malletrain.datacache.packing import pack
-from malletrain.datacache.peers import SamplePeers
+from malletrain.datacache.packing import CannotPackError, pack
+from malletrain.datacache.peers import Members, SamplePeers, members_file
 from malletrain.datacache.reader import SampleReader
 from malletrain.datacache.serving import data_key
 from malletrain.datacache.store import (

@@ -1,19 +1,25 @@
 """The demo from beginning to end: stage, jobs, chaos, account. Decides the order of the steps; the
 other modules decide the rest.
+
+Meanwhile :class:`DemoWatcher` shows the progress and records data for the account. It continues
+without the daemon.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from malletrain.client import ClientError, Connection
 from malletrain.config.model import load_config
@@ -28,19 +34,20 @@ from malletrain.demo.account import (
 )
 from malletrain.demo.stage import DemoError, DemoStage
 from malletrain.demo.summary import DemoResult, JobResult, render
-from malletrain.demo.watch import DemoWatcher
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.protocol.views import JobDetail, JobView, StatusView
-from malletrain.render.animation import animation
-from malletrain.render.console import console
+from malletrain.protocol.views import EventView, JobDetail, JobView, StatusView
+from malletrain.render import tables
+from malletrain.render.columns import console
+from malletrain.render.live import Follower, Screen
 from malletrain.render.tables import ENDED
-from malletrain.render.timeline import Timeline, draw
+from malletrain.render.text import count, rate
+from malletrain.render.timeline import Timeline, animation, draw
 from malletrain.shipped import shipped
 from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from scavenger.interface import SchedulerError
-from scavenger.trace import files, lengths, replay, synthesis, trace
-from scavenger.trace.checks import TraceError
+from scavenger.trace import files, replay, synthesis, trace
+from scavenger.trace.trace import TraceError
 
 SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
@@ -252,7 +259,7 @@ def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace
     """Return a synthetic trace with Summit's gap lengths, without further conditions, in real
     seconds."""
     model = synthesis.MachineModel(
-        IDLE_SHARE, lengths.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
+        IDLE_SHARE, synthesis.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
     )
     return synthesis.synthesise(model, names, duration_s * SPEEDUP, seed).sped_up(SPEEDUP)
 
@@ -370,3 +377,97 @@ def _result(
 def _rounded(values: dict[str, Any], name: str) -> float | None:
     value = values.get(name)
     return None if value is None else round(float(value), 4)
+
+
+LINE_INTERVAL_S = 10.0
+"""With ``--plain``, time between two lines about the jobs, seconds."""
+
+
+class DemoWatcher:
+    """Requests the state from the daemon regularly; keeps all events, and the samples of each job
+    over time. ``say`` shows a sentence of the demo itself.
+    """
+
+    def __init__(self, terminal: Console, client: Connection, title: str, plain: bool) -> None:
+        self.terminal = terminal
+        self.plain = plain
+        self.screen = Screen(title)
+        self.client = client
+        self.follower = Follower(self.screen, client, all_nodes=True)
+        self.follower.since = 0
+        self.events: list[EventView] = []
+        self.counts: dict[str, list[tuple[float, float]]] = {}
+        self.outages: list[tuple[float, float]] = []
+        self._line_due = 0.0
+        self._live: Live | None = None
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Show the live screen in the body, unless plain."""
+        if self.plain:
+            yield
+            return
+        with Live(console=self.terminal, screen=True, auto_refresh=False) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence of the demo itself."""
+        if self._live is not None:
+            self.screen.note = sentence
+            self._draw()
+        else:
+            self.terminal.print(
+                Text(f"{time.strftime('%H:%M:%S')}  {sentence}", "bold"), soft_wrap=True
+            )
+
+    def update(self) -> list[JobView]:
+        """Send the requests once and show the news. Return the jobs. Raises ClientError if the
+        daemon does not answer.
+        """
+        fresh = self.follower.update()
+        now = time.time()
+        self.events += fresh
+        for j in self.screen.jobs:
+            self.counts.setdefault(j.name, []).append((now, j.samples))
+        if self.plain:
+            self._lines(fresh, now)
+        self._draw()
+        return list(self.screen.jobs)
+
+    def away(self, restart: Callable[[], Connection]) -> None:
+        """Record that the daemon is down until ``restart`` returns."""
+        began = time.time()
+        self.client.close()
+        self.client = self.follower.client = restart()
+        self.outages.append((began, time.time()))
+
+    def pause(self, seconds: float) -> None:
+        """Wait; the screen stays visible."""
+        self._draw()
+        time.sleep(seconds)
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(
+                self.screen.render(self.terminal.width, self.terminal.height), refresh=True
+            )
+
+    def _lines(self, fresh: list[EventView], now: float) -> None:
+        names = {j.id: j.name for j in self.screen.jobs}
+        for e in fresh:
+            self.terminal.print(tables.EventLine(e, names).line, soft_wrap=True)
+        if now >= self._line_due:
+            self._line_due = now + LINE_INTERVAL_S
+            for j in self.screen.jobs:
+                where = (
+                    f"{len(j.nodes)} nodes, {rate(j.rate)}" if j.nodes else j.reason or "no node"
+                )
+                line = (
+                    f"{time.strftime('%H:%M:%S')}  {j.name}: {j.state}, {where}, "
+                    f"{count(j.samples)} samples, {j.rescales} rescales"
+                )
+                self.terminal.print(Text(line, "dim"), soft_wrap=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from malletrain.elastic import sockets
+from malletrain.elastic import sockets, step_exchange
 from malletrain.elastic.errors import Interrupted, UnfitModel
 from malletrain.elastic.link import Place
 
@@ -146,6 +146,10 @@ class CheckIn:
         """The store is unreachable, or another process has checked in for this place. The check-in
         cannot complete.
         """
+        self.exchange = 0
+        """Version of :data:`malletrain.elastic.step_exchange.EXCHANGES` that the members use, when
+        all have checked in.
+        """
         self.unfit = False
         """The model here has other tensors than the model of rank 0."""
         self._store: Any = None
@@ -179,6 +183,8 @@ class CheckIn:
                 # Another process had this place and died, so this round cannot be formed.
                 self._lost = True
                 return
+            for version in range(1, len(step_exchange.EXCHANGES)):
+                store.add(f"exchange/{version}", 1)
             if self._holding is not None and not self._exchange_holdings(store):
                 return
             if store.add("here", 1) == self.place.size:
@@ -186,6 +192,8 @@ class CheckIn:
             self._store = store
             while not self.void and not _wait_for_key(store, "all"):
                 pass
+            if not self.void:
+                self.exchange = self._common_exchange(store)
             self.everyone = not self.void
         except Exception:
             # For every error of the store: this check-in has failed, and the daemon forms another
@@ -193,6 +201,14 @@ class CheckIn:
             self._lost = True
             if not self.void:
                 self._failed()
+
+    def _common_exchange(self, store: Any) -> int:
+        """Return the version that the members use. Members count themselves before they check in,
+        so that all get the same result.
+        """
+        versions = range(1, len(step_exchange.EXCHANGES))
+        counts = [store.add(f"exchange/{version}", 0) for version in versions]
+        return step_exchange.common_exchange(counts, self.place.size)
 
     def _make_room(self, data: str) -> None:
         try:

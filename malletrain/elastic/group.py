@@ -17,14 +17,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from malletrain.elastic import same_on_all, sockets
+from malletrain.elastic import same_on_all, sockets, step_exchange
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import ElasticError, Interrupted, MismatchError
 from malletrain.elastic.link import Place
@@ -150,6 +150,7 @@ class Group:
             ``MALLETRAIN_GPU_BACKEND=gloo`` all use gloo.
         backend: backend for collectives that use gloo, in a round with a store.
         alone_too: whether a single process under plain Python needs a group.
+        exchange: version of the numbers that the ranks exchange; -1 for the newest.
     """
 
     def __init__(
@@ -159,8 +160,11 @@ class Group:
         cuda: bool,
         backend: str = PLAIN_BACKEND,
         alone_too: bool = False,
+        exchange: int = -1,
     ) -> None:
         self.place = place
+        self.layout = step_exchange.EXCHANGES[exchange]
+        """The numbers that the ranks exchange."""
         self.broken = False
         """A peer is lost, so that no further collective can succeed."""
         self.exchanges = 0
@@ -172,7 +176,8 @@ class Group:
         """The last answer shows that the ranks train with different global batch sizes."""
         self.changed = (same_on_all.UNKNOWN, same_on_all.UNKNOWN)
         """The highest and the lowest number of changed objects in the last answer."""
-        self._flag = torch.zeros(len(StepWishes._fields) + 8 + len(_MARK), dtype=torch.float64)
+        length = len(self.layout.wishes) + 2 * len(self.layout.compared) + 2 + len(_MARK)
+        self._flag = torch.zeros(length, dtype=torch.float64)
         self._flag_work: Any = None
         self._step_begun = False
         """The collective of the current step has started."""
@@ -378,7 +383,12 @@ class Group:
                 (:class:`malletrain.elastic.same_on_all.ChangedObjects`).
         """
         if not self._step_begun:  # otherwise meet() has begun the step, by a call of this rank only
-            self._ask(StepWishes(go, stop, save, step=True), rate, batch_size, changed)
+            compared = {
+                "rate": rate,
+                "batch_size": batch_size or same_on_all.UNKNOWN,
+                "changed": changed,
+            }
+            self._ask(StepWishes(go, stop, save, step=True), compared)
 
     def meet(self, wishes: StepWishes) -> bool:
         """Return whether all ranks make the same call, ``wishes``, outside of a step. If not, the
@@ -418,19 +428,14 @@ class Group:
         self._step_begun = False
         return self._answer()
 
-    def _ask(
-        self,
-        wishes: StepWishes,
-        rate: float = same_on_all.UNKNOWN,
-        batch_size: int | None = None,
-        changed: float = same_on_all.UNKNOWN,
-    ) -> None:
-        self._step_begun = True
-        number = self.place.rank + 1  # 0 means that no rank is there
-        rank_in = (number * wishes.step, number * wishes.script)
-        numbers = (rate, batch_size or same_on_all.UNKNOWN, changed)
+    def _ask(self, wishes: StepWishes, compared: Mapping[str, float] | None = None) -> None:
+        compared, self._step_begun = compared or {}, True
+        flags = [getattr(wishes, name) for name in self.layout.wishes]
+        numbers = [compared.get(name, same_on_all.UNKNOWN) for name in self.layout.compared]
         extremes = [extreme for number in numbers for extreme in same_on_all.both(number)]
-        self._flag.copy_(torch.tensor((*wishes, *extremes, *rank_in, *_MARK), dtype=torch.float64))
+        rank = self.place.rank + 1  # 0 means that no rank is there
+        rank_in = (rank * wishes.step, rank * wishes.script)
+        self._flag.copy_(torch.tensor((*flags, *extremes, *rank_in, *_MARK), dtype=torch.float64))
         if self.several and not self.broken:
             with library_collectives():
                 self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
@@ -444,9 +449,10 @@ class Group:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        *flags, in_step, in_script, high, low = self._flag.tolist()
-        *flags, highest, negated_lowest, largest, negated_smallest, most, negated_least = flags
-        wishes = StepWishes(*map(bool, flags))
+        *numbers, in_step, in_script, high, low = self._flag.tolist()
+        names = self.layout.wishes
+        flags, extremes = numbers[: len(names)], numbers[len(names) :]
+        wishes = StepWishes(**dict(zip(names, map(bool, flags), strict=True)))
         here = f"rank {self.place.rank}"
         if (high, low) != _MARK:
             raise MismatchError(_sentence("Another rank", collective, f"{here} is in one"))
@@ -455,8 +461,11 @@ class Group:
             if wishes.step:
                 place = f"rank {int(in_step) - 1} is in one"
             raise MismatchError(_sentence(f"Rank {int(in_script) - 1}", collective, place))
-        self.rates_differ = same_on_all.differ(highest, negated_lowest)
-        self.batch_sizes_differ = same_on_all.differ(largest, negated_smallest)
+        pairs = zip(extremes[::2], extremes[1::2], strict=True)
+        compared = dict(zip(self.layout.compared, pairs, strict=True))
+        self.rates_differ = same_on_all.differ(*compared["rate"])
+        self.batch_sizes_differ = same_on_all.differ(*compared["batch_size"])
+        most, negated_least = compared["changed"]
         self.changed = (most, -negated_least)
         return wishes
 

@@ -296,7 +296,8 @@ class GroupMembership:
         policy, cuda = self._policy, self.training.device.type == "cuda"
         ranked = place if check_in is None else check_in.ranked
         self._store = store
-        self._group = group = Group(ranked, store, cuda, policy.backend, policy.sharded)
+        exchange = -1 if check_in is None else check_in.exchange
+        self._group = group = Group(ranked, store, cuda, policy.backend, policy.sharded, exchange)
         if self._is_void(place):
             raise Interrupted("This round is void; a newer one follows.")
         report.entered(place.generation, place.rank, place.size)

@@ -84,16 +84,20 @@ def _standings(training: Training, group: Group) -> list[Standing]:
     own = training.standing()
     if not group.several:
         return [own]
-    row = torch.tensor(
-        [own.has_state, own.updates, own.steps, own.whole, own.epoch_closed, own.epoch_run],
-        dtype=torch.int64,
-    )
+    names = group.layout.standing
+    row = torch.tensor([getattr(own, name) for name in names], dtype=torch.int64)
     rows = [torch.empty_like(row) for _ in range(group.place.size)]
     group.wait(dist.all_gather(rows, row, async_op=True))
-    return [
-        Standing(bool(has_state), updates, steps, bool(whole), bool(closed), bool(run))
-        for has_state, updates, steps, whole, closed, run in (row.tolist() for row in rows)
-    ]
+    return [_standing_of(dict(zip(names, row.tolist(), strict=True))) for row in rows]
+
+
+def _standing_of(numbers: dict[str, int]) -> Standing:
+    """Return the progress that a rank sent, by the names of its fields. What an older version does
+    not send has its default.
+    """
+    counters = ("updates", "steps")
+    fields: dict[str, Any] = {n: v if n in counters else bool(v) for n, v in numbers.items()}
+    return Standing(**fields)
 
 
 def _move(training: Training, group: Group, chain: list[int]) -> None:

@@ -2,7 +2,9 @@
 whether all of them leave their group now, and for which round.
 
 :class:`StepWishes` defines the requests only. :mod:`malletrain.elastic.step` decides what follows
-from them.
+from them. :data:`EXCHANGES` says which numbers the ranks of one group exchange. After an upgrade
+processes of two versions train together, and a collective in which they send vectors of different
+lengths fails. They use the newest exchange that all of them know (:func:`common_exchange`).
 
 :func:`to_wait_for` and :func:`who_stays` decide about a round by what each rank knows
 (:class:`Invited`). Rounds follow each other quickly when members are lost or nodes are reclaimed.
@@ -35,6 +37,46 @@ class StepWishes(NamedTuple):
     """The rank is inside a step."""
     script: bool = False
     """The rank is about to call a collective of the script, outside of a step."""
+
+
+class Exchange(NamedTuple):
+    """The names of the numbers that a rank sends to the others, in the order of their places in the
+    collective.
+    """
+
+    wishes: tuple[str, ...]
+    """Fields of :class:`StepWishes`, sent in each step."""
+    compared: tuple[str, ...]
+    """Numbers that must be equal on all ranks (:mod:`malletrain.elastic.same_on_all`), sent in each
+    step.
+    """
+    standing: tuple[str, ...]
+    """Fields of :class:`malletrain.elastic.training.Standing`, sent when a group has been formed.
+    """
+
+
+EXCHANGES: tuple[Exchange, ...] = (
+    Exchange(
+        wishes=("go", "stop", "save", "hash", "step", "script"),
+        compared=("rate", "batch_size", "changed"),
+        standing=("has_state", "updates", "steps", "whole", "epoch_closed", "epoch_run"),
+    ),
+)
+"""The exchanges that this code knows; the index is the version. A version is never changed or
+removed, because workers of an older malletrain know no newer one: another number, another meaning
+of a number, or another order is a new version behind the others. Workers that do not say which
+versions they know have version 0.
+"""
+
+
+def common_exchange(counts: Sequence[int], size: int) -> int:
+    """Return the newest version that all ranks of a group know.
+
+    Args:
+        counts: number of ranks that know each version from 1 on.
+        size: number of ranks.
+    """
+    return max((v for v, count in enumerate(counts, 1) if count >= size), default=0)
 
 
 @dataclass(frozen=True)

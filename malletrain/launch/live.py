@@ -20,16 +20,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from malletrain.launch import fabric
+from malletrain.launch import worker_variables
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_words, stop_all
 from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
+from malletrain.protocol.failures import first_error, without_noise
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
-from malletrain.protocol.last_output import first_error, without_noise
 from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.messages import (
     Abort,
@@ -189,7 +189,7 @@ class LiveLauncher:
                 "rank": message.group_rank * count + worker.local_rank,
                 "size": message.group_size * count,
                 "port": self._stores[message.generation].local_port,
-                "network": fabric.network_variables(message.interface),
+                "network": worker_variables.network_variables(message.interface),
             }
         )
 

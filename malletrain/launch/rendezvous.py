@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from malletrain.launch import fabric
+from malletrain.launch import worker_variables
 from malletrain.launch.listeners import USER_ADDRESS
 from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore, StoreClient, job_secret
@@ -280,7 +280,7 @@ class DaemonRendezvous(RendezvousHandler):
         self._inbox.take()
         self._close_stores(pending.generation)
         os.environ[env.GENERATION] = str(pending.generation)
-        fabric.set_network(os.environ, pending.interface)
+        worker_variables.set_network(os.environ, pending.interface)
         self.on_layout(pending.layout)
         if self._samples is not None:
             self._samples.enter(pending)

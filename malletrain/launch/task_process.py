@@ -31,10 +31,18 @@ from pathlib import Path
 from malletrain.launch.cores import THREADS_VARIABLE
 from malletrain.launch.loop import Child, LaunchLoop
 from malletrain.protocol import env
-from malletrain.protocol.farm import MAX_TAIL, MAX_TASKS, FarmSpec, TaskItem, TaskResult
+from malletrain.protocol.farm import (
+    INDEX,
+    MAX_TAIL,
+    MAX_TASKS,
+    OUTPUT,
+    FarmSpec,
+    TaskItem,
+    TaskResult,
+    expand,
+)
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import TaskSetting
-from malletrain.protocol.task_template import INDEX, OUTPUT, expand
 
 FIRST_ID = 2**30
 """Smallest id of a task's job. A Slurm without a federation has ids below 2^26 (``MaxJobId``); in a

@@ -1,7 +1,8 @@
-"""Bounds of what agents and clients may send.
+"""The base of all messages, and the bounds of what agents and clients may send.
 
-These may be any user's processes. The bounds ensure that no number overflows and no text fills the
-store. They are checked when a message arrives; the sender is trusted to build a valid one.
+The messages are in :mod:`malletrain.protocol.messages`. Senders may be any user's processes. The
+bounds ensure that no number overflows and no text fills the store. They are checked when a message
+arrives; the sender is trusted to build a valid one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,18 @@ import sys
 from typing import Annotated
 
 import msgspec
+
+
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="type",
+    tag=str.lower,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Base of all messages; the tag is the class name in lower case."""
+
 
 MAX_NODES = 100_000
 """Maximum number of nodes of a job."""

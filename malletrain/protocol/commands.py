@@ -11,8 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from malletrain.protocol.bounds import Code, Count, Id, Sentence
-from malletrain.protocol.message import Message
+from malletrain.protocol.bounds import Code, Count, Id, Message, Sentence
 
 OUTPUT_WINDOW = 256 * 1024
 """Maximum output of a command that its client has not read, bytes."""

@@ -15,8 +15,7 @@ from typing import Annotated
 import msgspec
 
 from malletrain.protocol import env as names
-from malletrain.protocol.bounds import Id
-from malletrain.protocol.message import Message
+from malletrain.protocol.bounds import Id, Message
 from malletrain.protocol.payloads import JobSpec, SoftwareEnvironment
 
 _OURS = "MALLETRAIN_"

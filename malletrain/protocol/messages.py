@@ -7,6 +7,9 @@ handlers decide who may send which. Times are seconds since the epoch unless a n
 A client sends :class:`Request` and gets :class:`Reply`. :class:`ExpectLoss` is a forecast of the
 daemon for the agent of a job's first node, :class:`Worth` the value of nodes to a service, as its
 process reports it at run time. All others concern the agents.
+
+Messages name one start of the daemon by its boot name, ``DAEMON-NUMBER``. The daemon's part of it
+is the id of its database, so it survives restarts and moves.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.bounds import Message as Message
 from malletrain.protocol.commands import CommandCredit as CommandCredit
 from malletrain.protocol.commands import CommandEnded as CommandEnded
 from malletrain.protocol.commands import CommandInput as CommandInput
@@ -54,7 +58,6 @@ from malletrain.protocol.farm import TaskResults as TaskResults
 from malletrain.protocol.farm import TaskStop as TaskStop
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
-from malletrain.protocol.message import Message as Message
 from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
@@ -64,8 +67,10 @@ from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import RoundLayout as RoundLayout
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
-from malletrain.protocol.stacks import ShowStacks as ShowStacks
-from malletrain.protocol.stacks import Stacks as Stacks
+
+MAX_STACK_BYTES = 8192
+MAX_STACK_WORKERS = 16
+"""Maximum number of workers whose stacks one node sends, and one event keeps."""
 
 
 class ExpectLoss(Message, frozen=True):
@@ -318,6 +323,21 @@ class Probed(Message, frozen=True):
     results: Annotated[tuple[ProbeResult, ...], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
+class Stacks(Message, frozen=True):
+    """The stacks of one worker. ``state``: its state in the kernel, if it is neither running nor
+    sleeping; ``text``: the stacks of its threads, the innermost frame first; empty: it reported
+    none.
+    """
+
+    job: Id
+    generation: Count
+    rank: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)]
+    """-1: not known, because it has not reported."""
+    pid: Count
+    state: Sentence = ""
+    text: Annotated[str, msgspec.Meta(max_length=MAX_STACK_BYTES)] = ""
+
+
 class LogsShipped(Message, frozen=True):
     """All logs of ``job`` on this node have been sent, and no more output will follow."""
 
@@ -426,6 +446,13 @@ class ProbeTo(Message, frozen=True):
     seconds: Duration = 0.0
 
 
+class ShowStacks(Message, frozen=True):
+    """Get the stacks of each live worker of this round, which hangs; answer Stacks for each."""
+
+    job: str
+    generation: int
+
+
 class Release(Message, frozen=True):
     """Stop every process of ``job`` here: SIGTERM, after the grace SIGKILL; answer Released."""
 
@@ -521,3 +548,13 @@ DaemonMessage = (
     | Error
 )
 AnyMessage = AgentMessage | DaemonMessage | Request
+
+
+def boot_name(daemon: str, number: int) -> str:
+    """Return the name of the daemon's ``number``-th start."""
+    return f"{daemon[:8]}-{number}"
+
+
+def daemon_of(boot: str) -> str:
+    """Return the daemon's part of a boot name; empty if there is none."""
+    return boot.rpartition("-")[0]

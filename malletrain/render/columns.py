@@ -1,4 +1,5 @@
-"""Tables that fit their terminal: which columns are shown at a width, and how wide.
+"""Tables that fit their terminal: which columns are shown at a width, and how wide. Also the
+terminal's own properties: width, colour, pipe.
 
 A number or an id is shown whole or not at all. Columns that do not fit are dropped, the least
 important first; text is shortened with an ellipsis; a sentence (a note) moves to separate lines
@@ -7,12 +8,34 @@ below its row. :mod:`malletrain.render.tables` decides the columns.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
+
+PIPE_WIDTH = 200
+"""Columns when the output is not a terminal: tables are then for ``grep`` and ``less -S``, so
+nothing is cut off at 80.
+"""
+
+
+def console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
+    """Return a console that honours NO_COLOR and COLUMNS and is plain text in a pipe.
+
+    Numbers in text are not coloured, ``[brackets]`` in names are not read as markup and ``:words:``
+    not as emoji.
+    """
+    result = Console(
+        file=file, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False
+    )
+    if not result.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        result.width = PIPE_WIDTH
+    return result
+
 
 GAP = 2
 """Number of blanks between two columns."""

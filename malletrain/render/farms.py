@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from malletrain.config.units import show_duration
-from malletrain.protocol.task_template import INDEX
+from malletrain.protocol.farm import INDEX
 from malletrain.protocol.views import TasksView, TaskView
 from malletrain.render.columns import Column, FittedTable
 from malletrain.render.text import clock, date, plain, rate

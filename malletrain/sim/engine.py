@@ -53,11 +53,10 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.costs import Cause, SimRun
 from malletrain.sim.deadlines import count_goals
 from malletrain.sim.foresight import forecaster
-from malletrain.sim.ideal_throughput import Floats, IdealThroughput
 from malletrain.sim.idle import require_time
 from malletrain.sim.policies import Policy
 from malletrain.sim.reports import Reports, kind_of
-from malletrain.sim.results import Result
+from malletrain.sim.results import Floats, IdealThroughput, Result
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.slot_kinds import SlotKinds, use_by_kind
 from malletrain.sim.workloads import SimJob, WorkloadError

@@ -4,15 +4,21 @@ failed one leaves nothing.
 Decides how SQLite is used (write-ahead log, locks taken at the start of a transaction, file
 readable by its owner only), the time-outs of a server, when a server counts as stopped, and the
 messages about an unusable URL. It knows no tables.
+
+SQLite's write-ahead log needs memory that all processes with the database share, which the hosts of
+a network file system do not have (sqlite.org, "Write-Ahead Logging", section 8). There only the
+processes of one host may open the database. :func:`file_system_type` tells which it is.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
@@ -311,3 +317,34 @@ def schema_version(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+MOUNTS = Path("/proc/self/mounts")
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "nfs", "nfs4"),
+        *("ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "wekafs"),
+        *("fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.sshfs"),
+    }
+)
+"""Types of file systems that several hosts can mount."""
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def file_system_type(path: Path, mounts: str) -> str:
+    """Return the type of the file system of a path; empty if it is not known.
+
+    Args:
+        path: an absolute path without symbolic links. It need not exist.
+        mounts: content of ``/proc/self/mounts`` (proc(5)).
+    """
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1]))
+        # A later mount on the same directory hides the earlier one.
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), fields[2]
+    return kind

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from malletrain.protocol.boot import boot_name
+from malletrain.protocol.messages import boot_name
 
 
 @dataclass(frozen=True)

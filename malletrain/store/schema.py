@@ -6,6 +6,10 @@ of :mod:`malletrain.store` reads and writes them.
 
 Times are seconds since the epoch, UTC; durations seconds; rates samples/s. Structured columns are
 JSON as text, so that every database stores the same bytes.
+
+:func:`shift_times` shifts stored times from which durations are computed, after a change of the
+host's clock. Times that are only displayed (of events, measurements, a job's submission and end)
+stay.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Float,
     ForeignKey,
     Index,
@@ -22,6 +27,7 @@ from sqlalchemy import (
     Table,
     Text,
     text,
+    update,
 )
 
 HEAD = "0009"
@@ -257,3 +263,25 @@ tasks = Table(
     Column("tail", Text, nullable=False),
     Index(None, "job", "state", "number"),
 )
+
+
+_COUNTED_FROM = (
+    (leases, leases.c.ended, ("requested", "started")),
+    (jobs, jobs.c.ended, ("last_broke", "values_until")),
+    (goals, None, ("charged_at",)),
+    (service, None, ("updated",)),
+)
+"""Table, column that has a value if a row is no longer used (None if all are used), columns of the
+times.
+"""
+
+
+def shift_times(connection: Connection, by_s: float) -> None:
+    """Add ``by_s`` seconds to the times in use, in the transaction of ``connection``."""
+    for table, ended_column, columns in _COUNTED_FROM:
+        for name in columns:
+            column = table.c[name]
+            change = update(table).where(column.is_not(None)).values({name: column + by_s})
+            connection.execute(
+                change if ended_column is None else change.where(ended_column.is_(None))
+            )

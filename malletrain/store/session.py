@@ -3,6 +3,10 @@
 Decides that a block of calls is one transaction, which exceptions report errors of the database,
 and that a database of an earlier version is migrated and one of a later version refused.
 :mod:`malletrain.store.store` decides which rows there are.
+
+The statements of each decision step are built once and cached: building a statement and finding its
+compiled form takes SQLAlchemy many times as long as SQLite takes to execute it. With thousands of
+agents that was most of the daemon's work.
 """
 
 from __future__ import annotations
@@ -11,17 +15,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Dialect,
     Engine,
+    Insert,
     Select,
     Table,
+    Update,
+    bindparam,
     func,
+    insert,
     select,
+    update,
 )
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -42,7 +53,53 @@ from malletrain.store.rows import (
     encode_values,
     field_names,
 )
-from malletrain.store.statements import AT, appending, inserting, reading, reading_meta, updating
+
+AT = "at_"
+"""Prefix of the parameters for columns of the primary key."""
+
+
+@cache
+def inserting(table: Table) -> Insert:
+    """Return the statement that inserts a row. Its columns are parameters."""
+    return insert(table)
+
+
+@lru_cache(maxsize=64)
+def appending(table: Table, columns: tuple[str, ...], dialect: Dialect) -> Any:
+    """Return the compiled statement that inserts a row of these columns, for the driver of this
+    dialect. Its ``positiontup`` is the order of the values; None if they are passed by name.
+
+    Args:
+        table: table of the row.
+        columns: names of the columns.
+        dialect: dialect of the database.
+    """
+    return insert(table).inline().compile(dialect=dialect, column_keys=list(columns))
+
+
+@lru_cache(maxsize=1024)
+def updating(table: Table, columns: tuple[str, ...]) -> Update:
+    """Return the statement that sets these columns of a row. The primary key is passed as
+    parameters (:data:`AT`).
+    """
+    conditions = [column == bindparam(AT + column.name) for column in table.primary_key]
+    return update(table).where(*conditions).values({name: bindparam(name) for name in columns})
+
+
+@cache
+def reading(table: Table) -> Select[tuple[object, ...]]:
+    """Return the query for one row. The primary key is passed as parameters (:data:`AT`)."""
+    return select(table).where(*[c == bindparam(AT + c.name) for c in table.primary_key])
+
+
+@cache
+def reading_meta() -> Select[tuple[str]]:
+    """Return the query for a value about the daemon itself. It is locked until the transaction
+    ends.
+    """
+    table = schema.meta
+    return select(table.c.value).where(table.c.key == bindparam("key")).with_for_update()
+
 
 MAX_PATTERN_LENGTH = 10_000
 """Maximum length of a prefix by which rows are searched, characters. For a much longer one SQLite

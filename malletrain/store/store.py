@@ -31,6 +31,7 @@ from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
 from malletrain.store.history_table import HistoryTable
+from malletrain.store.measurement_tables import SeriesTable, ServiceStartsTable
 from malletrain.store.records import (
     STARTED,
     Boot,
@@ -49,10 +50,7 @@ from malletrain.store.records import (
     Totals,
 )
 from malletrain.store.rows import Row, encode
-from malletrain.store.series_table import SeriesTable
-from malletrain.store.service_starts_table import ServiceStartsTable
-from malletrain.store.session import MAX_PATTERN_LENGTH, Session
-from malletrain.store.statements import AT, inserting, reading
+from malletrain.store.session import AT, MAX_PATTERN_LENGTH, Session, inserting, reading
 from malletrain.store.task_table import TASKS_AT_ONCE, TaskTable, forget_tasks
 
 

@@ -17,9 +17,16 @@ from pathlib import Path
 
 from malletrain.config.units import UnitError, parse_duration, parse_size
 from malletrain.identity.keys import user_name
-from malletrain.protocol.farm import MAX_TASKS, FarmSpec
+from malletrain.protocol.farm import (
+    INDEX,
+    MAX_TASKS,
+    OUTPUT,
+    FarmSpec,
+    escaped,
+    expand,
+    template_problems,
+)
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
-from malletrain.protocol.task_template import INDEX, OUTPUT, escaped, expand, problems
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline
 from malletrain.submission.options import JobOptions
@@ -116,12 +123,12 @@ def build_farm(
     }
     more = (OUTPUT,) if tasks.output else ()
     task_names = {*columns, *more, INDEX}
-    if problem := problems(words, columns, more):
+    if problem := template_problems(words, columns, more):
         if not tasks.output and problem.startswith("{output}"):
             problem = "{output} in the command is the result file; give its name with --output."
         raise SpecError(problem)
     for option, pattern in patterns.items():
-        if problem := problems([pattern], columns):
+        if problem := template_problems([pattern], columns):
             raise SpecError(f"{option}: {problem}")
     if OUTPUT in columns and tasks.output:
         raise SpecError(f"A column is called {OUTPUT}, as is the result file; rename it.", "output")

@@ -3,7 +3,7 @@ indices of an array.
 
 Decides the names of the columns, and what of an input is refused. The rows are written to a
 temporary file in groups as they are sent to the daemon, so that a million of them need little
-memory. :mod:`malletrain.protocol.task_template` puts the values into the command.
+memory. :mod:`malletrain.protocol.farm` puts the values into the command.
 """
 
 from __future__ import annotations

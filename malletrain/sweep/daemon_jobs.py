@@ -15,9 +15,8 @@ from typing import Any
 from malletrain.client import ClientError, Connection, operations
 from malletrain.client.errors import QUOTA, TRANSIENT, UNAUTHENTICATED
 from malletrain.client.operations import Operation
-from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.messages import JobSpec, daemon_of
 from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
 from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TooManyJobs, TrialJob
 

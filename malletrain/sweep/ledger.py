@@ -2,7 +2,8 @@
 
 The study holds the whole state of a sweep, so that after any crash the next process can continue
 from it. Decides what is written and in which order; the engine decides when. It is an ordinary
-study: optuna-dashboard and Optuna's plots can read it.
+study: optuna-dashboard and Optuna's plots can read it. :func:`results` has the trials as rows, the
+best first, for ``malletrain sweep show``.
 """
 
 from __future__ import annotations
@@ -474,3 +475,38 @@ class Ledger:
 
     def _id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+
+def results(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return a row for each trial: completed ones first, the best of them first; then the others,
+    those with most steps first.
+    """
+    ranks = {t.number: n for n, t in enumerate(ledger.best(len(ledger.trials())))}
+    best = {t.number for t in ledger.best()}
+
+    def order(trial: FrozenTrial) -> tuple[float, ...]:
+        if trial.number in ranks:
+            return (0, ranks[trial.number])
+        state = (TrialState.COMPLETE, TrialState.RUNNING, TrialState.PRUNED, TrialState.FAIL)
+        place = state.index(trial.state) if trial.state in state else len(state)
+        return (1, place, -(trial.last_step or 0), trial.number)
+
+    return [_row(ledger, t, t.number in best) for t in sorted(ledger.trials(), key=order)]
+
+
+def _row(ledger: Ledger, trial: FrozenTrial, best: bool) -> dict[str, Any]:
+    metrics = ledger.sweep.sweep.metrics
+    values = list(trial.values or ())
+    if not values and trial.intermediate_values:
+        values = [trial.intermediate_values[max(trial.intermediate_values)]]
+    return {
+        "trial": trial.number,
+        "state": trial.state.name.lower(),
+        "job": trial.user_attrs.get(JOB, ""),
+        "values": dict(zip(metrics, values, strict=False)),
+        "step": trial.last_step,
+        "parameters": dict(trial.params),
+        "node_hours": trial.user_attrs.get(NODE_S, 0.0) / 3600,
+        "best": best,
+        "note": trial.user_attrs.get(WHY, ""),
+    }

@@ -8,6 +8,7 @@ the folder, because its content is executed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -15,7 +16,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,8 @@ def call(script: str) -> None:
         path, data = pickle.loads((folder / FUNCTION).read_bytes())
         _find_modules(folder, path, settings["first"])
         function, args, named = pickle.loads(data)
-        value = function(*args, **named)
+        with _ending_forks():
+            value = function(*args, **named)
         if rank == 0:
             _write(result, generation, value=value)
     except BaseException as error:
@@ -215,10 +217,37 @@ def call_for_each(script: str, items: str, results: str) -> None:
     records = []
     for item in pickle.loads(Path(items).read_bytes()):
         try:
-            records.append(_record(0, value=function(item, *args, **named)))
+            with _ending_forks():
+                value = function(item, *args, **named)
+            records.append(_record(0, value=value))
         except BaseException as error:
             records.append(_record(0, error=error, trace=traceback.format_exc()))
     Path(results).write_bytes(pickle.dumps(records))
+
+
+@contextlib.contextmanager
+def _ending_forks() -> Iterator[None]:
+    """End every other process in which this context ends: a fork that the function has made and
+    not ended. Otherwise its outcome, such as that its command does not exist, would replace the
+    function's, and it would call the function for all further items.
+    """
+    process = os.getpid()
+    code = 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == process:
+            raise
+        code = 1
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        else:
+            traceback.print_exc()
+    finally:
+        if os.getpid() != process:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
 
 def outcomes(results: Path) -> list[FunctionOutcome]:

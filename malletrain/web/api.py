@@ -54,11 +54,10 @@ from malletrain.submission.spec import build
 from malletrain.web.board import Board, BoardChange, MachineView
 from malletrain.web.daemon_connections import ConnectionPool
 from malletrain.web.guard import Viewer
-from malletrain.web.history import HistoryView
+from malletrain.web.history import HistoryView, TimelineView
 from malletrain.web.poller import Poller
 from malletrain.web.schema import Done, answers
 from malletrain.web.sweeps import SweepAway, SweepView, TrialView, sweeps, trials
-from malletrain.web.timeline import TimelineView
 
 MIN_COMPRESSED_BYTES = 1000
 """Minimum size of an answer that is compressed, bytes."""

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
-from malletrain.render.follow import PollAnswers
-from malletrain.web.history import SeenHistory
-from malletrain.web.timeline import NodeTimeline
+from malletrain.render.live import PollAnswers
+from malletrain.web.history import NodeTimeline, SeenHistory
 
 MAX_CHANGES = 60
 """Number of changes that are kept for viewers that are behind. A viewer that is further behind gets

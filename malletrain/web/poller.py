@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from malletrain.client import ClientError, Connection
-from malletrain.render.follow import Follower, PollAnswers
-from malletrain.render.live import Screen
+from malletrain.render.live import Follower, PollAnswers, Screen
 from malletrain.web.board import HarvestView
 
 WATCHED_S = 1.0

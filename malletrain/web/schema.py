@@ -22,9 +22,8 @@ from malletrain.protocol.views import (
     UsageView,
 )
 from malletrain.web.board import BoardChange, MachineView
-from malletrain.web.history import HistoryView
+from malletrain.web.history import HistoryView, TimelineView
 from malletrain.web.sweeps import SweepView, TrialView
-from malletrain.web.timeline import TimelineView
 
 
 class Done(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from malletrain import __version__
 from malletrain.client import ClientError, Connection
-from malletrain.render.follow import PollAnswers
+from malletrain.render.live import PollAnswers
 from malletrain.submission.error import SpecError
 from malletrain.web.api import API, Routes, WebRefusal, reply
 from malletrain.web.board import Board, HarvestView

@@ -86,8 +86,7 @@ def sweeps(home: Path) -> list[SweepView]:
 def trials(home: Path, name: str) -> list[TrialView]:
     """Return the trials of a sweep, the best first. Raises SweepAway."""
     try:
-        from malletrain.sweep.ledger import Ledger
-        from malletrain.sweep.results import results
+        from malletrain.sweep.ledger import Ledger, results
         from malletrain.sweep.spec import SweepError
     except ImportError:
         raise SweepAway("Sweeps need a package that is not installed: malletrain[sweep].") from None

@@ -1,7 +1,7 @@
 """Turns a request for a node into the specification of a lease, or refuses it.
 
-Decides the time limit and the environment of a lease, and which leases share a job. Asks no
-scheduler.
+Decides the time limit and the environment of a lease, and which leases share a job. Pauses requests
+while the main scheduler takes leases back (:class:`PreemptionHold`). Asks no scheduler.
 """
 
 from __future__ import annotations
@@ -16,6 +16,36 @@ from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.slots import CPUS, MEMORY_MB
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import Lease, LeaseRequest, LeaseState, SchedulerError, host_of
+
+HOLD_RANGE_S = (3.0, 15.0)
+"""Minimum and maximum pause after a sign of a preemption, seconds. Between them, it is one
+scheduling cycle.
+"""
+
+
+class PreemptionHold:
+    """Remembers when the main scheduler last took a lease back."""
+
+    def __init__(self) -> None:
+        self._at = float("-inf")
+
+    def note(self, now: float) -> None:
+        """Note that the main scheduler takes a lease back at ``now``."""
+        self._at = now
+
+    def reason(self, hold_s: float, now: float) -> str:
+        """Return why no lease may be requested at ``now``; empty if leases may be."""
+        since = now - self._at
+        return (
+            f"the main scheduler took leases back {since:.0f} s ago and may need more nodes"
+            if 0 <= since < hold_s
+            else ""
+        )
+
+
+def hold_for(cycle_s: float) -> float:
+    """Return the pause in seconds if the site configures none."""
+    return min(max(cycle_s, HOLD_RANGE_S[0]), HOLD_RANGE_S[1])
 
 
 def lease_spec(

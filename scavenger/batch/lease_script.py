@@ -7,7 +7,7 @@ script, not how the script is submitted.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -128,19 +128,30 @@ def owner_prefix(submit_as: Sequence[str], owner: str | None) -> list[str]:
     return [word.replace("{owner}", owner) for word in submit_as] if owner is not None else []
 
 
-def forget_outputs(folder: Path | None, max_outputs: int = MAX_OUTPUTS) -> None:
+def forget_outputs(folder: Path | None, max_outputs: int = MAX_OUTPUTS) -> str:
     """Delete the outputs of all but the newest ``max_outputs`` leases. What cannot be read or
-    deleted now stays, because polls must go on.
+    deleted now stays, because polls must go on. Return a sentence about that; empty if there is
+    none.
     """
     if folder is None:
-        return
+        return ""
     try:
-        files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
-    except OSError:
-        return
-    for path in files[max_outputs:]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        with os.scandir(folder) as entries:
+            outputs = [folder / entry.name for entry in entries if entry.name.endswith(".out")]
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"The outputs of leases in {folder} cannot be listed: {error.strerror}."
+    trouble = ""
+    for path in sorted(outputs, key=_modified, reverse=True)[max_outputs:]:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            trouble = (
+                f"Old outputs of leases in {folder} cannot be deleted and accumulate: "
+                f"{error.strerror}."
+            )
+    return trouble
 
 
 def quote(text: str) -> str:

@@ -14,6 +14,7 @@ the ledger. It decides only the sentences.
 from __future__ import annotations
 
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import PartOf
 from scavenger.batch.lease_ender import LeaseEnder, WholeJob, must_leave
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
-from scavenger.batch.lease_request import lease_spec, not_yet, packed, refused
+from scavenger.batch.lease_request import hold_for, lease_spec, not_yet, packed, refused
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.poll_result import (
     ConfiguredSite,
@@ -35,7 +36,6 @@ from scavenger.batch.poll_result import (
     SchedulerAnswer,
     SiteT,
 )
-from scavenger.batch.preemption_hold import hold_for
 from scavenger.batch.rules import Explanations, NodeFacts, choose
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.slots import parts_of_hosts
@@ -97,6 +97,8 @@ def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
 
 _PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0
+MAX_ARGUMENT_BYTES = 128 * 1024 - 1
+"""Longest argument of a command that Linux accepts, execve(2)."""
 MAX_REUSE_AGE_S = 0.5
 """Maximum age at which a poll is reused to take leases, seconds. Leases are usually taken right
 after a poll.
@@ -259,7 +261,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         grace_s = self.grace_s(view.site)
         self.ender.cancel(view.unwanted, grace_s, view.time)
         self.ender.ask(view.leave, self._leave_options(view.site), grace_s, view.time)
-        forget_outputs(self.settings.output_dir)
+        trouble = forget_outputs(self.settings.output_dir)
         now, ended_leases, self._ended_leases = view.time, self._ended_leases, {}
         return PollResult(
             time=now,
@@ -283,6 +285,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             forecasts=self._forecasts(view.answer.facts, now),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
+            trouble=trouble,
             max_new_leases=min(self.submitter.pace.available, self.budget.room)
             * self._shared_by(view.site),
         )
@@ -453,7 +456,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
 
     def _take_pack(self, pack: Sequence[LeaseSpec], view: PollConclusions[SiteT]) -> list[Lease]:
         """Submit one job for these leases, or none yet. If the user's job limit refuses it, submit
-        one for the first half of them.
+        one for the first half of them. If its command would name more nodes than an argument can
+        hold, submit a job for each.
         """
         user = self.ledger.user_of(pack[0].lease)
         try:
@@ -462,6 +466,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 if len(pack) == 1
                 else self._shared_submission(pack, view)
             )
+            if len(pack) > 1 and any(len(os.fsencode(a)) > MAX_ARGUMENT_BYTES for a in argv):
+                return [lease for spec in pack for lease in self._take_pack([spec], view)]
             job_id = self.submitter.submit(argv, script, pack[0].owner)
         except NotYetError as error:
             return not_yet(pack, error)

@@ -76,7 +76,7 @@ class BatchSettings(Generic[OptionsT]):
     max_leases_per_user: int = 0
     """Maximum number of leases of one user at one time; 0 for no limit."""
     hold_s: float | None = None
-    """Pause in requests after a preemption, None: see :mod:`scavenger.batch.preemption_hold`."""
+    """Pause in requests after a preemption, None: see :mod:`scavenger.batch.lease_request`."""
     grace_s: float | None = None
     """Time from a preemption's signal to SIGKILL, None: from the main scheduler's configuration."""
     needed_grace_s: float = 0.0

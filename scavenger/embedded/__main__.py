@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         division = Division.from_json(args.slots) if args.slots else Division()
         replay = None
         if args.trace is not None:
-            from scavenger.embedded.replaying import read_replay
+            from scavenger.trace.replay import read_replay
 
             replay = read_replay(
                 args.trace,
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 trace_end_s=args.trace_end,
                 at_end=args.at_end,
             )
-        os.umask(0o077)
+        umask = os.umask(0o077)
         layout = Layout(args.dir.resolve())
         layout.create()
     except (ValueError, OSError) as error:
@@ -174,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lifetime_s=args.lifetime,
             trace=None if args.trace is None else str(args.trace.resolve()),
             speedup=args.speedup,
+            umask=umask,
         )
         return 0 if EmbeddedCluster(settings, replay).run() else 1
 

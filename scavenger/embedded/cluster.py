@@ -96,9 +96,7 @@ class Record:
             self._complain(f"The history could not be written: {error}.")
 
     def state(self, value: Mapping[str, Any]) -> bool:
-        """Write cluster.json. Return False if that failed, to be tried again in the next
-        iteration.
-        """
+        """Write cluster.json. Return False if that failed; the next iteration tries again."""
         try:
             write_json(self.layout.state, value)
             for path in pending_requests(self.layout.answers):
@@ -201,6 +199,8 @@ class Settings:
     """File of the trace; only reported to clients."""
     speedup: float = 1.0
     """Seconds of the trace per real second; only reported to clients."""
+    umask: int = -1
+    """File mode creation mask of leases; -1: that of this process, whose own files are private."""
 
 
 @dataclass
@@ -523,6 +523,7 @@ class EmbeddedCluster:
             cluster=str(self.layout.root),
             wall=wall,
             ends_by=None if request.duration_s is None else now + request.duration_s,
+            umask=self.settings.umask,
         )
         self.leases[request.id] = node.lease = lease
         self.totals["leases"] += 1
@@ -550,9 +551,7 @@ class EmbeddedCluster:
                 self.totals["grace_node_s"] += elapsed
 
     def _write(self, state: str) -> bool:
-        """Write cluster.json. Return False if that failed (a full disk); the next iteration tries
-        again.
-        """
+        """Write cluster.json. Return False if that failed; the next iteration tries again."""
         own = processes.read(os.getpid())
         value = {
             "format": FORMAT_VERSION,

@@ -207,6 +207,7 @@ def start(
     cluster: str,
     wall: float,
     ends_by: float | None,
+    umask: int = -1,
 ) -> LeaseProcess:
     """Start the command of a lease in its own session, so that it ends with this process.
 
@@ -222,6 +223,7 @@ def start(
         cluster: id of the cluster.
         wall: present time, epoch seconds.
         ends_by: end by the time limit, on the monotonic clock, seconds; None: no limit.
+        umask: its file mode creation mask; -1: that of this process.
 
     Raises:
         OSError: the command cannot be started.
@@ -237,6 +239,7 @@ def start(
             cwd=folder,
             env={**os.environ, **env, **marks, "MALLETRAIN_NODE": node},
             start_new_session=True,
+            umask=umask,
         )
     return LeaseProcess(
         lease_id,

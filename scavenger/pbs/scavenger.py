@@ -20,11 +20,11 @@ from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
+from scavenger.batch.lease_ender import MovedLeases
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
+from scavenger.batch.lease_request import PreemptionHold
 from scavenger.batch.lease_script import Part, lease_script
-from scavenger.batch.moved_leases import MovedLeases
 from scavenger.batch.poll_result import Finding, SchedulerAnswer
-from scavenger.batch.preemption_hold import PreemptionHold
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings

@@ -29,8 +29,8 @@ from dataclasses import replace
 from scavenger.batch.commands import Commands
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import is_unknown, leases_in
+from scavenger.batch.lease_ender import MovedLeases
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
-from scavenger.batch.moved_leases import MovedLeases
 from scavenger.batch.poll_result import Finding, PollConclusions, SchedulerAnswer
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger

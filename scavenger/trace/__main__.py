@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scavenger.trace import files, synthesis
-from scavenger.trace.checks import TraceError
-from scavenger.trace.statistics import Statistics, summary
-from scavenger.trace.trace import Trace
+from scavenger.trace.trace import Statistics, Trace, TraceError, summary
 
 DAY_S = 86400.0
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from scavenger.trace.checks import (
+from scavenger.trace.trace import (
     MAX_PROBLEMS,
+    Trace,
     TraceError,
     node_problems,
     numbers,
     order_problems,
 )
-from scavenger.trace.trace import Trace
 
 HEADER = "time_s,node,event"
 

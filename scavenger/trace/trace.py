@@ -12,23 +12,184 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.trace.checks import (
-    MAX_PROBLEMS,
-    BoolArray,
-    FloatArray,
-    IntArray,
-    TraceError,
-    node_problems,
-    order_problems,
+MAX_PROBLEMS = 20
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class TraceError(ValueError):
+    """An invalid trace.
+
+    Args:
+        where: its file; empty if unknown.
+        problems: sentences, each with the number of the line.
+        total: number of problems, if ``problems`` has only the first ones.
+    """
+
+    def __init__(self, where: str, problems: Sequence[str], total: int | None = None) -> None:
+        self.problems = tuple(problems)
+        self.total = len(problems) if total is None else total
+        lines = list(problems[:MAX_PROBLEMS])
+        if self.total > len(lines):
+            lines.append(f"... and {self.total - len(lines)} more.")
+        text = lines[0] if len(lines) == 1 else f"{self.total} problems.\n  " + "\n  ".join(lines)
+        super().__init__(f"{where}: {text}" if where else text)
+
+
+def order_problems(time: FloatArray) -> list[tuple[int, str]]:
+    """Return (event, sentence) for times that are invalid or earlier than the time before."""
+    problems = [
+        (int(k), f"The time must be 0 or more and finite; got {time[k]:g}.")
+        for k in np.flatnonzero(~np.isfinite(time) | (time < 0))
+    ]
+    back = np.flatnonzero(np.diff(time) < 0) + 1
+    problems += [
+        (
+            int(k),
+            f"Time goes back from {time[k - 1]:g} s to {time[k]:g} s; sort the rows by time_s.",
+        )
+        for k in back
+    ]
+    return problems
+
+
+def node_problems(
+    time: FloatArray, node: IntArray, idle: BoolArray, names: Sequence[str]
+) -> list[tuple[int, str]]:
+    """Return (event, sentence) for each violation of a rule: the events of a node alternate, begin
+    with idle, and have different times.
+
+    Args:
+        time: time of each event, seconds.
+        node: index of its node.
+        idle: whether the node becomes idle.
+        names: names of the nodes.
+    """
+    order = np.argsort(node, kind="stable")
+    n, i, t = node[order], idle[order], time[order]
+    first = np.ones(len(n), dtype=np.bool_)
+    first[1:] = n[1:] != n[:-1]
+    previous = np.zeros(len(n), dtype=np.bool_)
+    previous[1:] = i[:-1] & ~first[1:]
+    problems: list[tuple[int, str]] = []
+    for k in np.flatnonzero(i == previous).tolist():
+        name, state = names[int(n[k])], "idle" if i[k] else "busy"
+        since = "from the start" if first[k] else f"since {t[k - 1]:g} s"
+        problems.append(
+            (int(order[k]), f"Node {name} becomes {state} at {t[k]:g} s but is {state} {since}.")
+        )
+    same = np.flatnonzero(~first[1:] & (t[1:] == t[:-1]) & (i[1:] != i[:-1])) + 1
+    for k in same.tolist():
+        problems.append(
+            (
+                int(order[k]),
+                f"Node {names[int(n[k])]} becomes idle and busy at the same time, {t[k]:g} s.",
+            )
+        )
+    return problems
+
+
+def numbers(words: list[str]) -> tuple[FloatArray, list[int]]:
+    """Return the words as numbers, and the positions of invalid ones (with value 0)."""
+    try:
+        return np.array(words, dtype=np.float64), []
+    except ValueError:
+        values, bad = np.zeros(len(words)), []
+        for k, word in enumerate(words):
+            try:
+                values[k] = float(word)
+            except ValueError:
+                bad.append(k)
+        return values, bad
+
+
+SHORT_GAP_S = 600.0
+"""Length below which gaps count as short in the statistics, seconds (10 minutes, as in the
+published Summit figures).
+"""
+HISTOGRAM_EDGES_S = (
+    0.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1200.0,
+    1800.0,
+    3600.0,
+    7200.0,
+    14400.0,
+    28800.0,
+    math.inf,
 )
-from scavenger.trace.statistics import HISTOGRAM_EDGES_S, SHORT_GAP_S, Statistics
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of a trace. Lengths are of complete gaps only. The idle count is averaged over
+    time.
+    """
+
+    nodes: int
+    """Number of nodes."""
+    duration_s: float
+    """Length of the trace, seconds."""
+    events: int
+    """Number of events."""
+    idle_mean: float
+    """Mean number of idle nodes over time."""
+    idle_min: int
+    """Minimum number of idle nodes."""
+    idle_max: int
+    """Maximum number of idle nodes."""
+    idle_fraction: float
+    """Idle fraction of node-time."""
+    gaps: int
+    """Number of complete gaps."""
+    gap_median_s: float
+    """Median length, seconds."""
+    gap_mean_s: float
+    """Mean length, seconds."""
+    gap_short_fraction: float
+    """Fraction of gaps shorter than :data:`SHORT_GAP_S`."""
+    histogram: tuple[tuple[float, float, int], ...]
+    """(from, to, gaps) by length in seconds; the last ``to`` is infinite"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON. An infinite bin edge and a statistic without data are
+        None.
+        """
+        out: dict[str, Any] = {
+            k: (None if isinstance(v, float) and not math.isfinite(v) else v)
+            for k, v in self.__dict__.items()
+            if k != "histogram"
+        }
+        out["histogram"] = [
+            {"from_s": a, "to_s": b if math.isfinite(b) else None, "gaps": n}
+            for a, b, n in self.histogram
+        ]
+        return out
+
+
+def summary(statistics: Statistics) -> Mapping[str, str]:
+    """Return the statistics as text for a terminal, label → text."""
+    s = statistics
+    return {
+        "nodes": f"{s.nodes}",
+        "duration": f"{s.duration_s:,.0f} s ({s.duration_s / 86400:.2f} days), {s.events:,} events",
+        "idle nodes": f"{s.idle_mean:.1f} on average ({100 * s.idle_fraction:.1f} %), "
+        f"{s.idle_min} to {s.idle_max}",
+        "gaps": f"{s.gaps:,}; median {s.gap_median_s:,.0f} s, mean {s.gap_mean_s:,.0f} s, "
+        f"{100 * s.gap_short_fraction:.0f} % shorter than {SHORT_GAP_S / 60:.0f} minutes",
+    }
 
 
 class Batch(NamedTuple):

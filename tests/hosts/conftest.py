@@ -14,9 +14,8 @@ from tests.hosts.site import HostsSite
 
 
 def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
     for item in items:
-        if here in Path(item.fspath).parents:
+        if item.nodeid.startswith("tests/hosts/"):
             item.add_marker(pytest.mark.slurm)
 
 

@@ -2,7 +2,8 @@
 it.
 
 The version before is this one under another number; with MALLETRAIN_BEFORE=COMMIT that commit of
-the repository, under that number too.
+the repository, under that number too. The ranks of the version after it exchange one number more
+in each step.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ BEFORE = os.environ.get("MALLETRAIN_BEFORE", "")
 """A commit; empty: this version."""
 VERSION = "0.0.9"
 """Number of the version before."""
+ANOTHER_EXCHANGE = """
+_AFTER = EXCHANGES[-1]._replace(compared=(*EXCHANGES[-1].compared, "another"))
+EXCHANGES = (*EXCHANGES, _AFTER)
+"""
 PARTS = ("allocator", "jobscripts", "jpa", "malletrain", "scavenger", "site-configs")
 
 
@@ -71,6 +76,9 @@ class Installed(Site):
             archive = ["git", "-C", str(ROOT), "archive", BEFORE, *PARTS]
             with subprocess.Popen(archive, stdout=subprocess.PIPE) as git:
                 subprocess.run(["tar", "-x", "-C", str(new)], stdin=git.stdout, check=True)
+        if version == __version__:
+            with (new / "malletrain" / "elastic" / "step_exchange.py").open("a") as file:
+                file.write(ANOTHER_EXCHANGE)
         if version == VERSION:
             init = new / "malletrain" / "__init__.py"
             text = init.read_text()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from allocator.objectives import RescaleCost
+from allocator.bids import RescaleCost
 from jpa.costs import RescaleCosts
 
 

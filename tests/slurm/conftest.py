@@ -18,9 +18,8 @@ from tests.slurm.cluster import SlurmCluster
 
 
 def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
     for item in items:
-        if here in Path(item.fspath).parents:
+        if item.nodeid.startswith("tests/slurm/"):
             item.add_marker(pytest.mark.slurm)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from malletrain.core.events import JobState
-from malletrain.core.farm_curve import farm_curve
+from malletrain.core.node_values import farm_curve
 from malletrain.core.task_history import TaskCounts, TaskHistory
 from malletrain.core.task_queue import TaskState
 from malletrain.daemon.api.job_dependencies import JobDependencies
@@ -24,9 +24,8 @@ from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
 from malletrain.daemon.jobs.repository import decode_spec, is_arriving
 from malletrain.daemon.nodes.farms import Farms, failing_sentence, remember
-from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH, FarmSpec
+from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH, FarmSpec, expand
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.task_template import expand
 from malletrain.protocol.views import TaskHistoryView, TasksView, TaskView
 from malletrain.store.records import JobRow, TaskRow
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from malletrain.core.forecast import nodes_ahead
-from malletrain.core.node_history import SPAN_S, NodeHistory
+from malletrain.core.forecast import SPAN_S, NodeHistory, nodes_ahead
 from malletrain.daemon.api.job_views import of_class
 from malletrain.daemon.api.operation_context import Operation
 from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy

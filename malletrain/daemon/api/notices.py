@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from malletrain.config.notify import NotifySection
+from malletrain.config.sections import NotifySection
 from malletrain.daemon.engine.parties import Accounts
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions

@@ -3,14 +3,19 @@
 Clients are not trusted: any program can send a request. This module changes nothing; it refuses
 with a sentence. It decides also whether a job uses the site's image, and how images are run. The
 result is stored in the job, so that a change of the configuration does not affect it.
+
+The links of a job are pages of its own, such as a TensorBoard, that its owner names. Browsers of
+other users show them, so only addresses of web pages are valid, without a password.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,16 +23,15 @@ from allocator import Goal, ScalingCurve
 from allocator.curves import CurveError
 from jpa import new_plan
 from jpa.curve import MeasuredCurve
-from malletrain.config.containers import ContainersSection
+from malletrain.config.nodes import ContainersSection
 from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
+from malletrain.daemon.jobs.user_files import is_file, is_folder
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
-from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
-from malletrain.protocol.job_links import links_problem
+from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS, OUTPUT, expand, template_problems
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
 from malletrain.protocol.payloads import SIZE_NOUNS, TUNABLE
-from malletrain.protocol.task_template import OUTPUT, expand, problems
 
 
 def with_site_software(spec: JobSpec, site: ContainersSection) -> JobSpec:
@@ -400,7 +404,7 @@ def farm_problem(spec: JobSpec, farm: FarmSpec) -> str:
     if not farm.log:
         return "The log of the tasks has no name; give a pattern such as logs/{index}.log."
     more = (OUTPUT,) if farm.output else ()
-    problem = problems(farm.command, columns, more) or problems(patterns, columns)
+    problem = template_problems(farm.command, columns, more) or template_problems(patterns, columns)
     if problem or farm.total == 1:
         return problem
     for name, pattern in (("log", farm.log), ("result file", farm.output)):
@@ -447,13 +451,13 @@ def _file_problem(spec: messages.JobSpec, files: bool) -> str:
     if any(not name or "=" in name for name in spec.env):
         return "A variable of the job's environment has no name, or one with '=' in it."
     # The command of a farm is looked for on the nodes.
-    seen = os.path.isabs(spec.script) and (not files or os.path.isfile(spec.script))
+    seen = os.path.isabs(spec.script) and (not files or is_file(spec.script))
     if spec.farm is None and not seen:
         return (
             f"The daemon's host sees no file {spec.script}; put the script on a file system "
             "that the nodes share."
         )
-    if files and not os.path.isdir(spec.workdir):
+    if files and not is_folder(spec.workdir):
         return (
             f"The daemon's host sees no directory {spec.workdir}; name a working directory "
             "that the nodes share."
@@ -494,4 +498,49 @@ def _curve_problem(spec: messages.JobSpec) -> str:
             )
         except ValueError as e:
             return str(e)
+    return ""
+
+
+MAX_LINKS = 8
+"""Maximum number of links of a job."""
+MAX_LINK_NAME_LENGTH = 40
+"""Maximum number of characters of a link's name."""
+MAX_LINK_URL_LENGTH = 300
+"""Maximum number of characters of a link's address."""
+_URL = re.compile(r"[!-~]+")
+
+
+def links_problem(links: Mapping[str, str]) -> str:
+    """Return what is wrong with the links of a job, as a sentence; empty if they are valid.
+
+    Args:
+        links: name → address.
+    """
+    if len(links) > MAX_LINKS:
+        return f"A job has {MAX_LINKS} links at most, not {len(links)}; remove one."
+    for name, url in links.items():
+        if not (
+            0 < len(name) <= MAX_LINK_NAME_LENGTH and name.isprintable() and name.strip() == name
+        ):
+            return (
+                f"The name of a link is 1 to {MAX_LINK_NAME_LENGTH} printable characters, without "
+                "spaces at its ends."
+            )
+        if len(url) > MAX_LINK_URL_LENGTH:
+            return f"The address of a link has {MAX_LINK_URL_LENGTH} characters at most."
+        if problem := _url_problem(url):
+            return f"The address of the link {name!r} {problem}."
+    return ""
+
+
+def _url_problem(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        has_host = False
+    if not _URL.fullmatch(url) or not has_host or parts.scheme not in ("http", "https"):
+        return "is not one of a web page, such as https://host.example.org:6006/"
+    if parts.username is not None:
+        return "contains a user name; every user sees the links of a job, so leave it out"
     return ""

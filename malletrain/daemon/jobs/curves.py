@@ -7,10 +7,7 @@ inherits; the controller and the JPA decide what is measured.
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +23,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import PriorSuggested
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling, SizedJob, suggestions
+from malletrain.daemon.jobs.user_files import read_script
 from malletrain.daemon.site.clock import Clock
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, ProfileRow
@@ -35,8 +33,6 @@ log = structlog.get_logger(__name__)
 
 MAX_INTERRUPTIONS = 100
 """Number of a job's last donations to profiles that are stored."""
-MAX_SCRIPT_BYTES = 16 * 1024 * 1024
-"""Number of bytes of a script that its profile key covers."""
 NEWS_EVERY_S = 1.0
 """Minimum interval between updates of waiting jobs, seconds. With hundreds of running jobs, curves
 change all the time.
@@ -287,8 +283,8 @@ class Curves:
     def key_of(spec: messages.JobSpec, node_class: str) -> str:
         """Return the profile key of a job on a class of nodes."""
         try:
-            script = _read_script(spec.script)
-        except OSError:  # the daemon's user may not read what the job's owner may
+            script = read_script(spec.script)
+        except OSError:  # the daemon's user may not read what the job's owner may, or not now
             script = f"{spec.owner}:{Path(spec.script)}".encode("utf-8", "surrogateescape")
         # Other users may choose the same key for other jobs.
         user_key = f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
@@ -317,20 +313,6 @@ def _read(data: Any, whose: str, costs: RescaleCosts) -> ScalingModel | None:
     except (CurveError, KeyError, TypeError, ValueError, AttributeError) as error:
         log.warning("A stored scaling curve is not used", of=whose, reason=str(error))
         return None
-
-
-def _read_script(path: str) -> bytes:
-    """Return the beginning of a script. Raises OSError, also if it is no regular file: a user can
-    name a FIFO, and the daemon would wait for a writer for ever.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", path)
-        with open(handle, "rb", closefd=False) as file:
-            return file.read(MAX_SCRIPT_BYTES)
-    finally:
-        os.close(handle)
 
 
 def _identity(software: messages.SoftwareEnvironment | None) -> tuple[str, ...]:

@@ -14,10 +14,9 @@ from typing import Any
 
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event, JobState
-from malletrain.core.forecast import Ended, Made
+from malletrain.core.forecast import MAX_SPANS, SPAN_S, Ended, Made, NodeHistory, NodeSpan
 from malletrain.core.goal_record import GoalRecord, more_nodes_help
 from malletrain.core.goals import GoalsChanged, GoalsSoFar, GoalStanding, OwnerGoals, WorkReported
-from malletrain.core.node_history import MAX_SPANS, SPAN_S, NodeHistory, NodeSpan
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.metrics import Metrics

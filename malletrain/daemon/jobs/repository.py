@@ -37,6 +37,7 @@ from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import SeriesView
 from malletrain.rounds.interface import Rounds
+from malletrain.store.measurement_tables import SeriesTable
 from malletrain.store.records import (
     JobRow,
     MetricRow,
@@ -44,7 +45,6 @@ from malletrain.store.records import (
     RescaleRow,
     ServiceStartsRow,
 )
-from malletrain.store.series_table import SeriesTable
 from malletrain.store.store import Store
 
 MAX_VALUES, MIN_VALUES_PER_METRIC = 50_000, 100

@@ -263,6 +263,8 @@ class LeaseReconciler:
         if self.polls.error:
             log.info("polls work again", failed=self.polls.error)
         self.polls.answered(self._state.clock.now())
+        if poll.trouble and (self.last_poll is None or self.last_poll.trouble != poll.trouble):
+            log.warning("trouble beside the poll", reason=poll.trouble)
         self.last_poll = poll
         self._state.rounds.nodes_in_all = poll.total_nodes
         self._state.metrics.polled(poll.time, poll.idle_nodes)

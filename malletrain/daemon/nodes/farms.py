@@ -20,7 +20,7 @@ import msgspec
 
 from malletrain.core.events import JobCompleted, NodeRejected, NodesBusy, SoftwareLacking
 from malletrain.core.failing_workers import Trust
-from malletrain.core.farm_curve import farm_curve, nodes_filled, rate_of_node
+from malletrain.core.node_values import farm_curve, nodes_filled, rate_of_node
 from malletrain.core.task_history import TaskHistory
 from malletrain.core.task_queue import (
     ExcusedTask,

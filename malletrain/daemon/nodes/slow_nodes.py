@@ -3,7 +3,7 @@ and lets jobs continue without them.
 
 Decides when two reports of a worker's counts form a window, and when the link between two nodes is
 measured: one pair of a class at a time, and no nodes of a job that rescales or is being profiled.
-:mod:`malletrain.core.slow_links` decides which pair is next and whose link is slow.
+:mod:`malletrain.core.slow_nodes` decides which pair is next and whose link is slow.
 :mod:`malletrain.core.slow_nodes` decides which node is slow and whether a job is better off without
 it; the plan decides which nodes it gets instead.
 """
@@ -17,15 +17,18 @@ from statistics import fmean, median
 
 from malletrain.core.events import JobState
 from malletrain.core.records import JobRecord
-from malletrain.core.slow_links import MIN_PARTNERS, SlowLink, SlowLinks, gap_s
 from malletrain.core.slow_nodes import (
     MIN_LOST_FRACTION,
+    MIN_PARTNERS,
     WINDOWS_PER_NODE,
     Compared,
+    SlowLink,
+    SlowLinks,
     SlowNode,
     StepShare,
     StepWindow,
     Swap,
+    measuring_interval_s,
 )
 from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
@@ -85,7 +88,7 @@ class SlowLinkWatch:
         self._classes = {name: self._classes.get(name) or _Class() for name in present}
         for name, nodes in present.items():
             class_state = self._classes[name]
-            if not class_state.under_way and now - class_state.began >= gap_s(
+            if not class_state.under_way and now - class_state.began >= measuring_interval_s(
                 len(nodes), config.nodes.link_every
             ):
                 class_state.began = now

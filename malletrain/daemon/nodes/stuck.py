@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from malletrain.config.units import format_duration
-from malletrain.core import slow_links
+from malletrain.core import slow_nodes
 from malletrain.core.events import NodeRejected, RoundInterrupted, WorkersFailed
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
@@ -28,8 +28,7 @@ from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.nodes.probes import MAX_TEST_NODES, Probes, Results
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.protocol.messages import ShowStacks, Stacks
-from malletrain.protocol.stacks import MOST_WORKERS
+from malletrain.protocol.messages import MAX_STACK_WORKERS, ShowStacks, Stacks
 from malletrain.rounds.interface import RoundStage
 from scavenger.hostlist import named
 
@@ -43,7 +42,7 @@ MAX_NODES_PER_CHECK = 64
 """Maximum number of nodes that are asked for stacks in one check; the others follow in the next
 ones.
 """
-MAX_STACKS = MAX_NODES_PER_CHECK * MOST_WORKERS
+MAX_STACKS = MAX_NODES_PER_CHECK * MAX_STACK_WORKERS
 """Maximum number of a job's workers whose whole stacks are kept. Of the others, only the innermost
 frame is kept.
 """
@@ -170,7 +169,10 @@ class HungSteps:
         if rhythm is None or rhythm.request_at is None or message.generation != rhythm.generation:
             return
         rank = message.rank if message.rank >= 0 else min([0, *rhythm.stacks]) - 1
-        if rank in rhythm.stacks or len(rhythm.stacks) < len(run.rounds.members) * MOST_WORKERS:
+        if (
+            rank in rhythm.stacks
+            or len(rhythm.stacks) < len(run.rounds.members) * MAX_STACK_WORKERS
+        ):
             text = message.text or message.state
             rhythm.stacks[rank] = WorkerPlace(
                 agent.node,
@@ -330,13 +332,13 @@ def innermost(text: str) -> str:
 
 
 def _texts(rhythm: _Rhythm) -> dict[str, str]:
-    """Return the stacks to store with the event: one worker of each place, ``MOST_WORKERS`` at
+    """Return the stacks to store with the event: one worker of each place, ``MAX_STACK_WORKERS`` at
     most.
     """
     texts: dict[str, str] = {}
     places: set[str] = set()
     for rank, stack in sorted(rhythm.stacks.items()):
-        if stack.place not in places and len(texts) < MOST_WORKERS:
+        if stack.place not in places and len(texts) < MAX_STACK_WORKERS:
             places.add(stack.place)
             who = f"rank {rank}" if rank >= 0 else f"worker {stack.pid}"
             texts[f"{who} on {stack.node}"] = stack.text or stack.place
@@ -456,9 +458,9 @@ class StuckRounds:
         ]
         failed = f"The workers of round {run.rounds.generation} failed before their first step"
         problem = failed if barred else self._no_step_phrase(run)
-        why = f"{problem}: {slow_links.sentence(blocked_connections)}"
+        why = f"{problem}: {slow_nodes.describe_blocked(blocked_connections)}"
         with self._transactions.begin():
-            for node in slow_links.left_out(
+            for node in slow_nodes.left_out(
                 run.rounds.members, [(a, b) for a, b, _ in blocked_connections]
             ):
                 text = f"{why} The job continues without {node}."

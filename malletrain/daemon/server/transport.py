@@ -26,8 +26,13 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from malletrain.daemon.server.sender_limits import ReceiveQueue, max_message_bytes, sender_of
-from malletrain.daemon.server.unread import Unread, end_connection
+from malletrain.daemon.server.sender_limits import (
+    ReceiveQueue,
+    Unread,
+    end_connection,
+    max_message_bytes,
+    sender_of,
+)
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire
 from malletrain.protocol.fault_points import FaultPoint, reached

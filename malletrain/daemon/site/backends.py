@@ -33,7 +33,6 @@ from scavenger.batch.slots import CPUS, MEMORY_MB, HostResources, SlotKind, kind
 from scavenger.embedded.cluster_process import start_cluster
 from scavenger.embedded.hosts import GPU, Division
 from scavenger.embedded.layout import LEASE_LOG, Layout, node_names
-from scavenger.embedded.replaying import read_replay
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.hostlist import expand
 from scavenger.interface import Scavenger, SchedulerError
@@ -48,6 +47,7 @@ from scavenger.slurm.limits import most_memory_mb
 from scavenger.slurm.parse import OF_THIS_CLUSTER
 from scavenger.slurm.scavenger import SlurmScavenger
 from scavenger.slurm.site import KILL_WAIT_S, ask_site
+from scavenger.trace.replay import read_replay
 
 
 def agent_program(executable: str = sys.executable, prefix: str = sys.prefix) -> tuple[str, ...]:

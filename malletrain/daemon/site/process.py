@@ -1,4 +1,4 @@
-"""The resources of the daemon's process: memory and open files.
+"""The daemon as a process of its host: memory, open files, and what systemd is told.
 
 Decides when freed memory is returned to the operating system, and which long-lived objects are kept
 out of garbage collection. Messages of all sizes leave holes between objects that stay, and glibc
@@ -7,14 +7,20 @@ keeps the holes: after 48,000 mutated messages a daemon held 270 MB, of which it
 Raises the limit of open files as well. The default of shells and systemd is 1,024, and each agent
 and each client needs one; at the limit further agents are refused without a message. A process may
 raise its own limit up to the hard limit (setrlimit(2)).
+
+Reports the state of the daemon to systemd (sd_notify(3)), and decides how long systemd is to wait
+for a start. :mod:`malletrain.daemon.main` decides when the daemon is up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import resource
+import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -164,3 +170,50 @@ class MemoryTrim:
             MIN_TRIM_INTERVAL_S if worthwhile else min(2.0 * self._wait_s, TRIM_INTERVAL_S)
         )
         return True
+
+
+EXTEND_EVERY_S = 20.0
+"""Interval at which a start that opens a large database asks systemd for more time, seconds."""
+EXTEND_S = 120.0
+"""Time from each such request within which the start has to end or ask again, seconds."""
+
+
+def tell_service_manager(state: str) -> None:
+    """Report the state of the service to systemd if it asks for that (sd_notify(3)). Failures are
+    ignored.
+    """
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
+        ):
+            channel.sendto(
+                state.encode(), f"\0{address[1:]}" if address.startswith("@") else address
+            )
+
+
+@contextlib.contextmanager
+def extended_start() -> Iterator[None]:
+    """Ask systemd at intervals to wait longer for the start, because the copy and the migration of
+    a large database take longer than TimeoutStartSec. A start that is killed begins again with
+    both. When the start goes on, the status that systemd shows is empty again.
+    """
+    done, has_asked = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        while not done.wait(EXTEND_EVERY_S):
+            has_asked.set()
+            tell_service_manager(
+                f"EXTEND_TIMEOUT_USEC={round(EXTEND_S * 1e6)}\nSTATUS=Opens the database, which "
+                "takes long while it is copied and migrated."
+            )
+
+    thread = threading.Thread(target=ask, name="extended start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if has_asked.is_set():
+            tell_service_manager("STATUS=")

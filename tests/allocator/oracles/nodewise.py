@@ -30,10 +30,9 @@ from enum import Enum
 import numpy as np
 
 from allocator.allocation import Allocation, relative_gap
-from allocator.bids import BidError
+from allocator.bids import SUMMIT_RESCALE_COST, BidError, RescaleCost
 from allocator.curves import ScalingCurve
 from allocator.highs import InfeasibleError, LinearProgram, maximise
-from allocator.objectives import SUMMIT_RESCALE_COST, RescaleCost
 
 
 class Form(str, Enum):

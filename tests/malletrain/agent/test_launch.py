@@ -17,7 +17,7 @@ from malletrain.agent.launch import (
 from malletrain.agent.link import pause
 from malletrain.agent.software import python_command
 from malletrain.elastic.link import Place
-from malletrain.launch import fabric, script
+from malletrain.launch import script, worker_variables
 from malletrain.launch.torchrun import stock_arguments
 from malletrain.protocol import messages
 from malletrain.protocol.failures import describe
@@ -81,23 +81,24 @@ def test_who_says_by_which_network_a_job_goes(tmp_path, outside, own, chosen, ne
 )
 def test_the_network_of_an_earlier_round_is_not_kept(monkeypatch, interface, own, network):
     earlier = own or {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
-    message = fabric.round_for_launcher(
+    message = worker_variables.round_for_launcher(
         messages.Round("j1", 2, 0, 2, interface=interface, address="10.77.0.1"), own
     )
     assert message.address == "10.77.0.1"
     restarted = dict(earlier)
-    fabric.set_network(restarted, message.interface)
+    worker_variables.set_network(restarted, message.interface)
     monkeypatch.setattr(os, "environ", live := dict(earlier))
     Place(
-        2, 0, 2, network=tuple(fabric.network_variables(message.interface).items())
+        2, 0, 2, network=tuple(worker_variables.network_variables(message.interface).items())
     ).set_network_variables()
     assert restarted == live == network
 
 
 def test_where_no_network_is_wanted_the_sites_own_stays():
     environment = {"GLOO_SOCKET_IFNAME": "hsn0"}
-    fabric.set_network(
-        environment, fabric.round_for_launcher(messages.Round("j1", 2, 0, 2), {}).interface
+    worker_variables.set_network(
+        environment,
+        worker_variables.round_for_launcher(messages.Round("j1", 2, 0, 2), {}).interface,
     )
     assert environment == {"GLOO_SOCKET_IFNAME": "hsn0"}
 

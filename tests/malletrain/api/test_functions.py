@@ -170,6 +170,25 @@ def test_an_exception_that_cannot_be_rebuilt_arrives_in_words(tmp_path):
     assert "in fail" in str(caught.value.__cause__)
 
 
+@pytest.mark.parametrize("end", ["returns", "raises", "exits"])
+def test_a_fork_that_the_function_does_not_end_changes_no_outcome(tmp_path, end):
+    """Such as a child whose command does not exist. Its error was that of the function."""
+
+    def fork():
+        child = os.fork()
+        if child == 0:
+            if end == "raises":
+                os.execvp("no-such-command", ["no-such-command"])
+            elif end == "exits":
+                sys.exit(3)
+            return "child"
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    script = pack(tmp_path / "f", "call", fork, (), {})
+    assert run(script) == [0]
+    assert outcome(tmp_path / "f").result() == {"returns": 0, "raises": 1, "exits": 3}[end]
+
+
 def test_an_exit_code_of_the_function_does_not_end_who_asks(tmp_path):
     run(pack(tmp_path / "f", "call", sys.exit, (3,), {}))
     with pytest.raises(FunctionFailed, match="SystemExit: 3"):

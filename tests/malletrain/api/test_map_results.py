@@ -18,6 +18,7 @@ from malletrain.training.functions import (
     FunctionFailed,
     FunctionLost,
     FunctionOutcome,
+    outcomes,
     pack,
 )
 
@@ -75,6 +76,23 @@ def test_an_item_whose_function_meets_the_end_of_an_iterator_costs_no_other_resu
     assert list(results) == [3]
 
 
+def test_a_fork_of_the_function_does_not_go_on_with_the_other_items(tmp_path):
+    def note(item):
+        child = os.fork() if item == 0 else 1
+        if child > 1:
+            os.waitpid(child, 0)
+        with open(tmp_path / "called", "a") as file:
+            file.write(f"{item}\n")
+        return os.getpid() if child else "child"
+
+    script = pack(tmp_path / "f", "each", note, (), {}, text=EACH_SCRIPT)
+    items = tmp_path / "items.pkl"
+    items.write_bytes(pickle.dumps([0, 1, 2]))
+    subprocess.run([sys.executable, script, items, tmp_path / "0.pkl"], check=True)
+    assert sorted((tmp_path / "called").read_text().split()) == ["0", "0", "1", "2"]
+    assert len({one.result() for one in outcomes(tmp_path / "0.pkl")}) == 1
+
+
 def test_a_stale_handle_of_nfs_costs_no_result_and_no_farm(tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "0.pkl").touch()
@@ -94,7 +112,7 @@ def test_a_stale_handle_of_nfs_costs_no_result_and_no_farm(tmp_path, monkeypatch
         next(MapResults(farm, farm, tmp_path, [1], True, None))
 
 
-def test_a_handle_that_stays_stale_is_told_as_what_it_is(tmp_path, monkeypatch):
+def test_results_that_stay_unreadable_after_the_farms_end_are_told_as_that(tmp_path, monkeypatch):
     """The result is there; a lost one would let the user run the farm again."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "0.pkl").touch()
@@ -103,10 +121,34 @@ def test_a_handle_that_stays_stale_is_told_as_what_it_is(tmp_path, monkeypatch):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(file))
 
     monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
-    monkeypatch.setattr("malletrain.api.map_results.MAX_VISIBILITY_DELAY_S", 0.05)
+    monkeypatch.setattr("malletrain.api.map_results.MAX_OUTAGE_S", 0.0)
     farm = Farm(10**6)
+    monkeypatch.setattr(farm, "refresh", lambda: SimpleNamespace(state="completed"))
     with pytest.raises(OSError, match=r"Stale file handle.*0\.pkl"):
         next(MapResults(farm, farm, tmp_path, [1], True, None))
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.ENOENT])
+def test_a_file_server_that_restarts_is_told_once_and_ends_no_farm(tmp_path, monkeypatch, number):
+    """A with block around a map cancels the farm when the program gets an error."""
+    (tmp_path / "results").mkdir()
+    for file in ("0.pkl", "1.pkl"):
+        (tmp_path / "results" / file).touch()
+    failures = [OSError(number, os.strerror(number))] * 4
+
+    def outcomes(file):
+        if file.name == "0.pkl" and failures:
+            raise failures.pop()
+        return [FunctionOutcome(int(file.stem))]
+
+    monkeypatch.setattr("malletrain.api.map_results.outcomes", outcomes)
+    monkeypatch.setattr("malletrain.api.map_results.POLL_S", 0.0)
+    monkeypatch.setattr("malletrain.api.map_results.MAX_VISIBILITY_DELAY_S", 0.0)
+    farm = Farm(1000)
+    unordered = MapResults(farm, farm, tmp_path, [1, 1], False, None)
+    with pytest.warns(RuntimeWarning, match="results of job j5 .* cannot be read") as warned:
+        assert list(unordered) == [1, 0], "the other result is there before"
+    assert len(warned) == 1
 
 
 def test_a_stale_handle_is_waited_for_after_the_farms_end(tmp_path, monkeypatch):

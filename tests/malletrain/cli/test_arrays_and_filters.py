@@ -14,7 +14,7 @@ from malletrain.api.client import Client
 from malletrain.api.job import Job
 from malletrain.api.options import SubmitOptions
 from malletrain.cli import main
-from malletrain.cli.past_times import past_time
+from malletrain.cli.common import past_time
 from malletrain.protocol.bounds import JOB_ID
 from tests.malletrain.cli.fake_daemon import detail, event_view, job_view, log_view
 

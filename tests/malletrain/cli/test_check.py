@@ -40,7 +40,7 @@ def test_good(run, config, tmp_path):
 def test_a_database_on_a_network_file_system_is_named(run, config, tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     mounts.write_text(f"disk / ext4 rw 0 0\nhead:/export {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr("malletrain.store.file_system.MOUNTS", mounts)
+    monkeypatch.setattr("malletrain.store.database.MOUNTS", mounts)
     path = config()
     result = run("check", "--json", "--config", path)
     [row] = [

@@ -8,7 +8,7 @@ import pytest
 from malletrain.identity.keys import user_name
 from malletrain.protocol import env, messages
 from malletrain.submission.error import SpecError
-from malletrain.submission.resubmission import requeued, resubmitted
+from malletrain.submission.resuming import requeued, resubmitted
 from tests.malletrain.cli.fake_daemon import detail, job_view
 
 OLD = messages.JobSpec(

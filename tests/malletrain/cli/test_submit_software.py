@@ -217,7 +217,7 @@ def test_the_help_tells_of_the_head_of_the_script(run):
 
 
 def test_conda_environments_are_completed(monkeypatch, tmp_path):
-    from malletrain.cli.completion import conda_environments
+    from malletrain.cli.common import conda_environments
 
     (tmp_path / ".conda").mkdir()
     lines = ["/opt/conda", "/opt/conda/envs/train", f"{tmp_path}/envs/test", "/p/envs/other"]

@@ -20,8 +20,7 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, JobDetail, JobView, NewsView, SeriesView
 from malletrain.sweep import SweepError, load_sweep, run_sweep
 from malletrain.sweep.ledger import SPEC, Ledger, open_storage
-from malletrain.sweep.process import alone
-from malletrain.sweep.sole_engine import pid_namespace
+from malletrain.sweep.process import alone, pid_namespace
 from tests.malletrain.cli.fake_daemon import Refuse
 from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
 from tests.waiting import until

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.slow_links import left_out, sentence
+from malletrain.core.slow_nodes import describe_blocked, left_out
 
 NODES = ("a", "b", "c", "d")
 
@@ -30,6 +30,6 @@ def test_no_way_between_those_left_is_blocked_and_somebody_is_left(pairs):
 
 def test_the_first_ways_are_named():
     ways = [("a", "b", "timed out"), ("b", "a", "refused"), ("a", "c", "x"), ("a", "d", "y")]
-    message = sentence(ways)
+    message = describe_blocked(ways)
     assert "a cannot connect to b (timed out); b cannot connect to a (refused)" in message
     assert "1 more such" in message

@@ -15,11 +15,14 @@ from malletrain.core.events import JobCancelled, JobCompleted, RescaleFinished, 
 from malletrain.core.forecast import (
     INITIAL_FACTORS,
     SIMILAR_MOMENTS,
+    SPAN_S,
     Claim,
     DeadlineDemand,
     Ended,
     Forecast,
     Made,
+    NodeHistory,
+    NodeSpan,
     PastForecasts,
     admit,
     fair_share,
@@ -30,7 +33,6 @@ from malletrain.core.forecast import (
     reached,
 )
 from malletrain.core.goals import GoalsChanged, OwnerGoals, WorkReported
-from malletrain.core.node_history import SPAN_S, NodeHistory, NodeSpan
 from tests.malletrain.core.controller_script import controller, job, nodes, play
 
 LINEAR = np.arange(9.0)

@@ -274,7 +274,7 @@ def test_a_web_hook_whose_server_is_none_of_the_web_is_told():
     ],
 )
 def test_other_users_have_nothing_run_on_the_daemons_host(tmp_path_factory, one, why):
-    from malletrain.config.notify import NotifySection
+    from malletrain.config.sections import NotifySection
     from malletrain.daemon.api.notices import refused
 
     class SomebodyElse:

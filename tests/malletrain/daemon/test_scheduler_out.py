@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from malletrain.protocol import messages
 from scavenger.interface import SchedulerError
@@ -50,6 +51,22 @@ class Troubled(Imagined):
         if self.trouble == "hangs":
             self.hung += 1
             assert self.released.wait(PATIENCE_S)
+
+
+def test_what_fails_beside_a_poll_is_in_the_log_once(tmp_path):
+    class Full(Troubled):
+        def poll(self):
+            return replace(super().poll(), trouble="Old outputs cannot be deleted.")
+
+    machine = Full("n0")
+    with capture_logs() as lines:
+        daemon = RunningDaemon(tmp_path, machine)
+        try:
+            until(lambda: machine.polls >= 4, "it is polled again and again")
+        finally:
+            daemon.stop()
+    warnings = [line for line in lines if line.get("reason") == "Old outputs cannot be deleted."]
+    assert [line["log_level"] for line in warnings] == ["warning"]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.render.console import console
+from malletrain.render.columns import console
 from malletrain.render.job_detail import job
 from malletrain.render.tables import headline, nodes
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until

@@ -8,8 +8,7 @@ from malletrain.config.model import parse_config
 from malletrain.demo import plan
 from malletrain.demo.main import CALM, HELD_S, LATE, DemoOptions, cut_trace, example_script
 from malletrain.submission.spec import parse_nodes
-from scavenger.trace.checks import TraceError
-from scavenger.trace.trace import Trace
+from scavenger.trace.trace import Trace, TraceError
 
 pytestmark = pytest.mark.slow
 

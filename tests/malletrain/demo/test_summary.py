@@ -6,7 +6,7 @@ import pytest
 
 from malletrain.demo.account import Account
 from malletrain.demo.summary import DemoResult, JobResult, render
-from malletrain.render.console import console
+from malletrain.render.columns import console
 
 GOOD = JobResult("a", "completed", 1000.0, 4, 0.95, 0.9528)
 

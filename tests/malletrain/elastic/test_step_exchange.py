@@ -1,11 +1,30 @@
-"""Whether a group is left, and which ranks stay, by the later rounds that its ranks know."""
+"""Whether a group is left, and which ranks stay, by the later rounds that its ranks know; which
+numbers the ranks of a group exchange after an upgrade.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.elastic.step_exchange import Invited, to_wait_for, who_stays
+from malletrain.elastic import step_exchange
+from malletrain.elastic.checkin import CheckIn
+from malletrain.elastic.link import Place
+from malletrain.elastic.step_exchange import (
+    EXCHANGES,
+    Invited,
+    StepWishes,
+    common_exchange,
+    to_wait_for,
+    who_stays,
+)
+from malletrain.elastic.training import Standing
+from tests.waiting import PATIENCE_S
 
 
 def test_who_has_no_place_or_only_that_of_an_older_round_is_a_leaver():
@@ -77,3 +96,67 @@ def test_nobody_waits_for_what_cannot_come(history):
     expected = set(rounds[newest - 1]) if knows and newest in complete else None
     stayers = who_stays(rows)
     assert (None if stayers is None else set(stayers)) == expected
+
+
+def test_the_first_exchange_stays_as_it_is():
+    """Workers of the versions that say nothing about it send these numbers in this order."""
+    assert EXCHANGES[0] == (
+        ("go", "stop", "save", "hash", "step", "script"),
+        ("rate", "batch_size", "changed"),
+        ("has_state", "updates", "steps", "whole", "epoch_closed", "epoch_run"),
+    )
+
+
+def test_the_newest_exchange_sends_everything():
+    """A field that is not named there would have its default on all ranks, without a word."""
+    assert EXCHANGES[-1].wishes == StepWishes._fields
+    assert EXCHANGES[-1].standing == tuple(f.name for f in dataclasses.fields(Standing))
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "expected"),
+    [
+        ([], 3, 0),
+        ([3], 3, 1),
+        ([2], 3, 0),  # one is older
+        ([0], 3, 0),
+        ([3, 2], 3, 1),
+        ([3, 3], 3, 2),
+        ([1, 1], 1, 2),
+    ],
+)
+def test_ranks_exchange_what_all_of_them_know(counts, size, expected):
+    assert common_exchange(counts, size) == expected
+
+
+class _Nothing:
+    """A member that has no state."""
+
+    def for_joiners(self) -> str:
+        return "[]"
+
+    def make_room(self, data: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("older", "expected"), [(False, 1), (True, 0)])
+def test_members_that_check_in_agree_on_an_exchange(monkeypatch, older, expected):
+    """``older``: rank 0 has the code before the versions, which counts itself in no version."""
+    newer = EXCHANGES[0]._replace(compared=(*EXCHANGES[0].compared, "another"))
+    monkeypatch.setattr(step_exchange, "EXCHANGES", (EXCHANGES[0], newer))
+    limit = timedelta(seconds=PATIENCE_S)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    failed: list[int] = []
+    members = [
+        CheckIn(Place(1, rank, 2, store.port), "", _Nothing(), lambda: failed.append(1))
+        for rank in ([1] if older else [0, 1])
+    ]
+    if older:
+        for key in ("rooms", "signature"):
+            store.set(key, "")
+        store.add("here/0", 1)
+        if store.add("here", 1) == 2:
+            store.set("all", "")
+    for member in members:
+        member.store(lambda: bool(failed))
+    assert [member.exchange for member in members] == [expected] * len(members)

@@ -1,10 +1,21 @@
-"""The one sentence on why a job failed: the first cause, and what to do where that is known."""
+"""The one sentence on why a job failed: the first cause, and what to do where that is known.
+
+The first error of a script, found in what it and its libraries printed.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from malletrain.protocol.failures import describe, no_way, secondary
+from malletrain.protocol.failures import (
+    NOISE,
+    describe,
+    first_error,
+    no_way,
+    raised,
+    secondary,
+    without_noise,
+)
 from malletrain.protocol.messages import Failure
 
 
@@ -52,3 +63,138 @@ def test_a_way_that_a_firewall_rejects_is_a_lost_peer_and_a_download_that_fails_
 ):
     failure = failed(1, tail.format(words))
     assert (secondary(failure), no_way(failure.tail)) == (expected, expected)
+
+
+ARGPARSE = """usage: train.py [-h] [--epochs EPOCHS]
+train.py: error: unrecognized arguments: --epochz 3
+"""
+TORCH = """begin
+/usr/lib/torch/x.py:81: UserWarning: Failed to initialize NumPy
+  warnings.warn("no numpy")
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/ann/train.py", line 3, in <module>
+[rank0]:     data = load("data.npz")
+[rank0]: FileNotFoundError: data.npz is not there
+[rank0]:[W1122 03:20:10.1 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed
+[W1122 03:20:11.123456789 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=5)
+Exception raised from recvBytes at ../torch/csrc/distributed/c10d/Utils.hpp:678
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f in libc10.so)
+Exception ignored in: <function Pool.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/pool.py", line 268, in __del__
+ResourceWarning: unclosed running multiprocessing pool
+/usr/lib/python3.11/multiprocessing/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 1 leaked
+  warnings.warn('resource_tracker: There appear to be %d '
+"""  # noqa: E501
+SYNTAX = """  File "/home/ann/train.py", line 2
+    x = = 3
+        ^
+SyntaxError: invalid syntax
+"""
+CHAIN = """Traceback (most recent call last):
+  File "a.py", line 2, in <module>
+KeyError: 'mnits'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 4, in <module>
+ValueError: no data set is named mnits
+Traceback (most recent call last):
+  File "b.py", line 9, in at_exit
+RuntimeError: called after the end
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (ARGPARSE, "train.py: error: unrecognized arguments: --epochz 3"),
+        (TORCH, "FileNotFoundError: data.npz is not there"),
+        (SYNTAX, "SyntaxError: invalid syntax"),
+        (CHAIN, "ValueError: no data set is named mnits"),
+        ("step 1\nstep 2\n", "step 2"),
+        ("mypkg.errors.DataError: no such table\nmore\n", "mypkg.errors.DataError: no such table"),
+        ("", ""),
+        ("malletrain launcher: released\n", "malletrain launcher: released"),
+    ],
+)
+def test_first_error(text, error):
+    assert first_error(text) == error
+
+
+def test_noise_is_left_out_and_nothing_else():
+    assert without_noise(TORCH).splitlines() == [
+        "begin",
+        "Traceback (most recent call last):",
+        '  File "/home/ann/train.py", line 3, in <module>',
+        '    data = load("data.npz")',
+        "FileNotFoundError: data.npz is not there",
+    ]
+    for text in (ARGPARSE, SYNTAX, CHAIN):
+        assert without_noise(text) == text.strip("\n")
+
+
+def test_every_pattern_says_where_it_comes_from():
+    assert all(pattern and source for pattern, source in NOISE)
+
+
+def test_a_cause_that_is_known_is_told():
+    failure = Failure(0, 2, 1.0, ARGPARSE, "train.py: error: unrecognized arguments: --epochz 3")
+    assert describe([failure]) == (
+        "Rank 0 exited with code 2: train.py: error: unrecognized arguments: --epochz 3"
+    )
+
+
+LOADER = """Traceback (most recent call last):
+  File "/home/ann/train.py", line 9, in <module>
+    for batch in loader:
+  File "/site-packages/torch/utils/data/dataloader.py", line 701, in __next__
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/ann/data.py", line 3, in __getitem__
+    raise ValueError("sample 7 is empty.")
+ValueError: sample 7 is empty.
+[W1122 03:20:11.123456789 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=5)
+"""
+OWN = """epoch 3
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 30, in main
+[rank1]:     step()
+[rank1]: mypkg.Diverged
+"""
+CUT_OFF = """    loss = step(batch)
+           ^^^^^^^^^^^
+  File "/home/ann/train.py", line 5, in step
+    return net(batch)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+with (8x3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (LOADER, "ValueError: sample 7 is empty (data.py, line 3, in __getitem__)"),
+        (OWN, "mypkg.Diverged (train.py, line 30, in main)"),
+        (
+            CUT_OFF,
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (train.py, line 5, in step)",
+        ),
+        (TORCH, "FileNotFoundError: data.npz is not there (train.py, line 3, in module)"),
+        (ARGPARSE, ""),
+        ("ValueError: skipped a sample\n", ""),
+        ("", ""),
+    ],
+)
+def test_what_was_raised_and_where(text, error):
+    assert raised(text) == error
+
+
+def test_a_failure_is_told_by_its_exception_and_not_by_its_last_line():
+    tail = OWN.replace("Diverged", "Diverged: loss is nan") + "wandb: synced\n"
+    assert describe([Failure(1, 1, 0.0, tail)]) == (
+        "Rank 1 exited with code 1: mypkg.Diverged: loss is nan (train.py, line 30, in main)."
+    )

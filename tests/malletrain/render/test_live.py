@@ -4,9 +4,8 @@ import io
 
 import pytest
 
-from malletrain.render.console import PIPE_WIDTH, console
-from malletrain.render.follow import Follower
-from malletrain.render.live import HISTORY, Screen
+from malletrain.render.columns import PIPE_WIDTH, console
+from malletrain.render.live import HISTORY, Follower, Screen
 from tests.malletrain.cli.fake_daemon import event_view, job_view, node_view, status_view
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from malletrain.render.console import console
+from malletrain.render.columns import console
 from tests.malletrain.render.forty import PICTURES, jobs
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -20,7 +20,7 @@ from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_curves
 from malletrain.sim.workloads import SimJob, WorkloadError, hpo
-from scavenger.trace import lengths, synthesis
+from scavenger.trace import synthesis
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 from tests.malletrain.sim.conftest import job, shared, trace_of
@@ -251,7 +251,7 @@ WORLDS = [
 def test_what_must_hold_in_any_world(world):
     model = synthesis.MachineModel(
         0.4,
-        lengths.lognormal(200.0, 500.0),
+        synthesis.lognormal(200.0, 500.0),
         batch_median=2.0,
         batch_mean=5.0,
         block_mean=3.0,

@@ -15,8 +15,7 @@ from malletrain.sim.settings import SimSettings
 from malletrain.sim.slot_kinds import SlotKinds
 from malletrain.sim.workload_files import read_workload
 from malletrain.sim.workloads import WorkloadError
-from scavenger.trace.amounts import HEADER, parse
-from scavenger.trace.kinds import TraceKind, divide
+from scavenger.trace.amounts import HEADER, TraceKind, divide, parse
 from tests.malletrain.sim.conftest import job, linear
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from malletrain.sweep.ledger import Ledger
-from malletrain.sweep.results import results
+from malletrain.sweep.ledger import Ledger, results
 from malletrain.sweep.spec import SweepError
 from tests.malletrain.sweep import sweep_world
 from tests.malletrain.sweep.sweep_world import STEPS, World, described, loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
-from malletrain.render.follow import PollAnswers
+from malletrain.render.live import PollAnswers
 
 
 def job(number=1, state="running", owner="ann", **more):

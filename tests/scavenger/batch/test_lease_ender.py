@@ -1,4 +1,9 @@
-"""How leases are ended: when the scheduler is asked again, and which leases are to leave."""
+"""How leases are ended: when the scheduler is asked again, and which leases are to leave.
+
+Leases whose jobs a plugin or hook of the scheduler moved elsewhere.
+"""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
@@ -6,7 +11,7 @@ import pytest
 
 from scavenger.batch.commands import CommandError
 from scavenger.batch.groups import PartOf
-from scavenger.batch.lease_ender import CANCEL_RETRY_S, LeaseEnder
+from scavenger.batch.lease_ender import CANCEL_RETRY_S, MOVED_PAUSE_S, LeaseEnder, MovedLeases
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Cancelled
 from scavenger.interface import Lease, LeaseState, SchedulerError
@@ -289,3 +294,21 @@ def test_slots_that_were_given_up_are_not_signalled_again(slots, scheduler):
     give_up(slots, "l2")
     slots.ask({"l1": "its node is wanted"}, TERM, GRACE_S, 1.0)
     assert scheduler.cancels == [(["8.2"], TERM), (["8.1", "8.3"], TERM)]
+
+
+def test_a_lease_that_was_moved_leaves_and_none_is_requested_for_a_while():
+    watch = MovedLeases("Slurm", "partition", "scheduler.slurm")
+    assert watch.reasons_to_leave({"l1": "low", "l2": "low,lower"}, ["low", "lower"], 0.0) == {}
+    assert watch.reason_to_pause(0.0) == ""
+    leave = watch.reasons_to_leave({"l1": "low", "l2": "long"}, ["low"], 100.0)
+    assert leave == {"l2": "its job is in partition long, not in low"}
+    assert "lease l2 is in partition long, not in low" in watch.reason_to_pause(100.0)
+    assert "next try in 10 min" in watch.reason_to_pause(100.0)
+    assert watch.reasons_to_leave({"l1": "low"}, ["low"], 200.0) == {}
+    assert watch.reason_to_pause(100.0 + MOVED_PAUSE_S) == ""
+
+
+def test_leases_without_a_partition_of_their_own_may_run_anywhere():
+    watch = MovedLeases("Slurm", "partition", "scheduler.slurm")
+    assert watch.reasons_to_leave({"l1": "batch"}, [], 0.0) == {}
+    assert watch.reasons_to_leave({"l1": ""}, ["low"], 0.0) == {}

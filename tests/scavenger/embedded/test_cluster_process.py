@@ -12,7 +12,7 @@ import pytest
 from scavenger.embedded import processes
 from scavenger.embedded.cluster import Record
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
-from scavenger.embedded.layout import Layout
+from scavenger.embedded.layout import LEASE_LOG, Layout
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from tests.disks import fill, small_disk
@@ -81,6 +81,21 @@ def test_leases_outlive_the_process_that_started_the_cluster(cluster, tmp_path):
     finally:
         running.stop()
     assert processes_of(tmp_path / "cluster") == []
+
+
+def test_leases_have_the_umask_with_which_the_cluster_was_started(cluster, tmp_path):
+    """The files of the cluster are private. Those of jobs were, whatever the user had set."""
+    code = "import os; mask = os.umask(0); print(f'{mask:03o}', flush=True)"
+    before = os.umask(0o027)
+    try:
+        running = cluster()
+    finally:
+        os.umask(before)
+    take(running.scavenger(), "a", "n1", (PY, "-c", code))
+    output = running.scavenger().layout.lease_directory("a") / LEASE_LOG
+    until(lambda: output.exists() and output.read_text(), "the lease to print its mask")
+    assert output.read_text() == "027\n"
+    assert running.scavenger().layout.state.stat().st_mode & 0o077 == 0
 
 
 def test_a_second_cluster_in_the_directory_is_refused(cluster, tmp_path):

@@ -276,9 +276,11 @@ def test_outputs_that_cannot_be_deleted_or_listed_stop_no_poll(slurm, tmp_path, 
     folder = tmp_path / "leases"
     (folder / "l1.out").mkdir(parents=True)
     (folder / "l2.out").touch()
-    slurm.scavenger(output_dir=folder).poll()
+    polled = slurm.scavenger(output_dir=folder).poll()
     assert [path.name for path in folder.iterdir()] == ["l1.out"]
-    slurm.scavenger(output_dir=tmp_path / ("x" * 300)).poll()
+    assert polled.trouble.startswith(f"Old outputs of leases in {folder} cannot be deleted")
+    polled = slurm.scavenger(output_dir=tmp_path / ("x" * 300)).poll()
+    assert polled.trouble.endswith("cannot be listed: File name too long.")
 
 
 def test_the_environment_of_commands():

@@ -52,6 +52,19 @@ def test_one_submission_for_those_that_are_alike(slurm, shape):
     assert "--exclude=n[4-8]" in first
 
 
+def test_leases_whose_other_nodes_fit_in_no_argument_are_jobs_of_their_own(slurm):
+    """The list of 20,000 names with a domain is longer than an argument of a command can be."""
+    names = [f"node{i:05d}.cluster.example.org" for i in range(20_000)]
+    slurm.nodes(idle=",".join(names[:4]), allocated=",".join(names[4:]))
+    one = slurm.ready(shape="array")
+    slurm.tools.runs("sbatch", "echo $$")
+    leases = one.take([request(i, names[i]) for i in range(3)])
+    assert [lease.state for lease in leases] == [PENDING] * 3, leases[0].reason
+    submitted = slurm.tools.calls("sbatch")
+    assert len(submitted) == 3
+    assert all(f"--nodelist={name} " in "\n".join(submitted) for name in names[:3])
+
+
 def test_of_an_array_those_that_run_end_alone_and_those_that_wait_together(slurm):
     one = slurm.ready(shape="array")
     one.take([request(i) for i in (1, 2, 3)])

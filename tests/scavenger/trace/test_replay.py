@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.trace.checks import TraceError
 from scavenger.trace.replay import Replay, active_nodes, busiest_start, fit
 from scavenger.trace.synthesis import SUMMIT, demo_trace, synthesise
-from scavenger.trace.trace import Trace
+from scavenger.trace.trace import Trace, TraceError
 from tests.draws import cases
 
 TRACE = Trace.from_gaps([0, 0, 1], [0.0, 6.0, 2.0], [4.0, 10.0, 8.0], ["a", "b"], 10.0)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.trace import lengths, synthesis
-from scavenger.trace.checks import TraceError
+from scavenger.trace import synthesis
+from scavenger.trace.trace import TraceError
 from tests.draws import cases
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_synthetic_weeks_have_summits_statistics():
 )
 @settings(max_examples=cases(40), deadline=None)
 def test_any_model_gives_a_valid_and_repeatable_trace(nodes, fraction, seed, swing, batch):
-    longs = lengths.lognormal(300.0, 700.0)
+    longs = synthesis.lognormal(300.0, 700.0)
     model = synthesis.MachineModel(
         fraction,
         longs,
@@ -67,14 +67,16 @@ def test_any_model_gives_a_valid_and_repeatable_trace(nodes, fraction, seed, swi
 @pytest.mark.parametrize("mean_idle", [1.0, 10.0, 30.0])
 def test_the_mean_idle_asked_for_is_met_in_the_long_run(mean_idle):
     model = synthesis.MachineModel(
-        0.1, lengths.lognormal(475.0, 1192.0), batch_median=1.5, batch_mean=2.0
+        0.1, synthesis.lognormal(475.0, 1192.0), batch_median=1.5, batch_mean=2.0
     )
     trace = synthesis.synthesise(model, 40, 20 * 86400.0, seed=3, mean_idle=mean_idle)
     assert trace.statistics().idle_mean == pytest.approx(mean_idle, rel=0.08)
 
 
 def test_a_swinging_rate_keeps_the_mean():
-    model = synthesis.MachineModel(0.3, lengths.lognormal(475.0, 1192.0), swing=1.0, swing_s=1800.0)
+    model = synthesis.MachineModel(
+        0.3, synthesis.lognormal(475.0, 1192.0), swing=1.0, swing_s=1800.0
+    )
     trace = synthesis.synthesise(model, 60, 30 * 86400.0, seed=1)
     # The law used for the rate takes the swing as slow against a gap; it is not quite.
     assert trace.statistics().idle_fraction == pytest.approx(0.3, rel=0.12)
@@ -82,7 +84,7 @@ def test_a_swinging_rate_keeps_the_mean():
 
 def test_a_histogram_of_lengths_is_reproduced():
     edges, weights = (60.0, 300.0, 600.0, 3600.0), (5.0, 0.0, 5.0)
-    model = synthesis.MachineModel(0.3, lengths.histogram(edges, weights))
+    model = synthesis.MachineModel(0.3, synthesis.histogram(edges, weights))
     gaps = synthesis.synthesise(model, 50, 10 * 86400.0, seed=1).gaps()
     longs = gaps.length[gaps.complete]
     assert longs.min() >= 60.0
@@ -92,10 +94,10 @@ def test_a_histogram_of_lengths_is_reproduced():
 
 
 def test_a_minimum_cuts_the_law_below():
-    law = lengths.lognormal(475.0, 1192.0, 240.0)
+    law = synthesis.lognormal(475.0, 1192.0, 240.0)
     z = np.random.default_rng(1).standard_normal(100_000)
     assert law.at(z).min() >= 239.9
-    plain = lengths.lognormal(475.0, 1192.0).at(np.random.default_rng(2).standard_normal(400_000))
+    plain = synthesis.lognormal(475.0, 1192.0).at(np.random.default_rng(2).standard_normal(400_000))
     assert law.median_s == pytest.approx(np.median(plain[plain >= 240]), rel=0.02)
 
 
@@ -115,10 +117,10 @@ def test_the_statistics_of_a_trace_can_be_taken_over():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: lengths.lognormal(10.0, 5.0), "0 < median < mean"),
-        (lambda: lengths.histogram([1.0, 2.0], [1.0, 2.0]), "one more than weights"),
-        (lambda: lengths.histogram([1.0, 2.0], [0.0]), "not all 0"),
-        (lambda: lengths.histogram([1.0, 2.0], [math.nan]), "not all 0"),
+        (lambda: synthesis.lognormal(10.0, 5.0), "0 < median < mean"),
+        (lambda: synthesis.histogram([1.0, 2.0], [1.0, 2.0]), "one more than weights"),
+        (lambda: synthesis.histogram([1.0, 2.0], [0.0]), "not all 0"),
+        (lambda: synthesis.histogram([1.0, 2.0], [math.nan]), "not all 0"),
         (lambda: synthesis.MachineModel(1.5, synthesis.SUMMIT.lengths), "idle fraction"),
         (
             lambda: synthesis.MachineModel(0.5, synthesis.SUMMIT.lengths, batch_mean=0.5),

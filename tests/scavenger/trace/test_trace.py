@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from scavenger.trace import files
 from scavenger.trace import trace as traces
 from scavenger.trace.__main__ import main
-from scavenger.trace.checks import MAX_PROBLEMS, TraceError
-from scavenger.trace.trace import Trace
+from scavenger.trace.trace import MAX_PROBLEMS, Trace, TraceError
 from tests.draws import cases
 
 HEADER = "time_s,node,event\n"

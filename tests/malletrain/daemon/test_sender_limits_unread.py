@@ -9,16 +9,16 @@ import socket
 import pytest
 
 from malletrain.daemon.server import transport as transport_module
-from malletrain.daemon.server.transport import CONNECTION_BYTES, Transport
-from malletrain.daemon.server.unread import (
+from malletrain.daemon.server.sender_limits import (
     FRAME_BYTES,
     GREETING_BYTES,
-    MAX_BYTES,
-    MAX_TOTAL_BYTES,
+    MAX_TOTAL_UNREAD_BYTES,
+    MAX_UNREAD_BYTES,
     STUCK_S,
     Unread,
     bytes_received,
 )
+from malletrain.daemon.server.transport import CONNECTION_BYTES, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
 from malletrain.protocol.wire import encode
@@ -38,7 +38,7 @@ def looks(of, begin, seconds, step=0.5):
 
 
 def test_a_connection_of_which_much_came_and_nothing_was_read_for_a_while_is_ended():
-    came = {7: GREETING_BYTES + MAX_BYTES + 1000}
+    came = {7: GREETING_BYTES + MAX_UNREAD_BYTES + 1000}
     of = Unread(came.__getitem__)
     of.began(7, 100.0)
     assert looks(of, 100.5, STUCK_S - 1.0) == []
@@ -48,14 +48,14 @@ def test_a_connection_of_which_much_came_and_nothing_was_read_for_a_while_is_end
 
 
 def test_who_has_less_waiting_stays():
-    of = Unread(lambda descriptor: GREETING_BYTES + MAX_BYTES)
+    of = Unread(lambda descriptor: GREETING_BYTES + MAX_UNREAD_BYTES)
     of.began(7, 100.0)
     assert looks(of, 100.5, 60.0) == []
 
 
 def test_what_waits_after_a_standstill_ends_nobody():
     """A little is read of each connection between two looks, although ever more comes."""
-    came = dict.fromkeys(range(100), 10 * MAX_BYTES)
+    came = dict.fromkeys(range(100), 10 * MAX_UNREAD_BYTES)
     of = Unread(came.__getitem__)
     for descriptor in came:
         of.began(descriptor, 0.0)
@@ -64,14 +64,14 @@ def test_what_waits_after_a_standstill_ends_nobody():
         at += 0.5
         for descriptor in came:
             of.read(descriptor, 1, 1)
-            came[descriptor] += MAX_BYTES
+            came[descriptor] += MAX_UNREAD_BYTES
         connections += of.too_much(at)
     assert connections == []
     assert looks(of, at, STUCK_S + 1.0, 0.5), "then nothing is read of them any more"
 
 
 def test_a_daemon_that_stands_still_again_and_again_ends_nobody_sooner():
-    of = Unread(lambda descriptor: 10 * MAX_BYTES)
+    of = Unread(lambda descriptor: 10 * MAX_UNREAD_BYTES)
     of.began(7, 0.0)
     assert looks(of, 60.0, 2 * 60.0, 60.0) == []
 
@@ -84,12 +84,12 @@ def test_a_long_or_a_busy_life_earns_no_more():
         came[7] += 600  # less than the heartbeats that are taken off
         of.read(7, 10, 20)
         assert of.too_much(60.0 * minute) == []
-    came[7] += MAX_BYTES + 200_000
+    came[7] += MAX_UNREAD_BYTES + 200_000
     assert looks(of, 60.0 * 30 * 24 * 60, STUCK_S + 1.0), "a month later as on the first day"
 
 
 def test_of_all_together_who_has_most_goes_until_there_is_room():
-    size = MAX_TOTAL_BYTES // 10
+    size = MAX_TOTAL_UNREAD_BYTES // 10
     waiting = {
         descriptor: size + 1000 * (descriptor + 1) + GREETING_BYTES for descriptor in range(12)
     }
@@ -151,7 +151,7 @@ def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
 
             def endless():
                 with contextlib.suppress(OSError):
-                    for _ in range(MAX_BYTES // MB + 10):
+                    for _ in range(MAX_UNREAD_BYTES // MB + 10):
                         bad.send(bytes(MB), more=True)
                     bad.wait_for_the_end()
 

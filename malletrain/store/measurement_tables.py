@@ -1,5 +1,5 @@
-"""Stores metrics over time in the database. :mod:`malletrain.core.downsampling` decides which
-values are kept.
+"""Stores what was measured of jobs: metrics over time, of which
+:mod:`malletrain.core.downsampling` decides which values are kept, and the starts of services.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import delete, insert, select
 
 from malletrain.store import schema
-from malletrain.store.records import MetricRow
+from malletrain.store.records import MetricRow, ServiceStartsRow
 from malletrain.store.rows import encode
 from malletrain.store.session import Session
 
@@ -79,3 +79,20 @@ class SeriesTable:
             connection.execute(delete(table).where(stale))
             if rows:
                 connection.execute(insert(table), [encode(row) for row in rows])
+
+
+class ServiceStartsTable:
+    """The measured starts of services."""
+
+    def __init__(self, session: Session) -> None:
+        self._db = session
+
+    def put(self, row: ServiceStartsRow) -> None:
+        """Store the starts of a service on a class of nodes: insert or replace the row."""
+        self._db.put(schema.service_starts, encode(row))
+
+    def of(self, job_id: str) -> dict[str, tuple[float, ...]]:
+        """Return node class → measured starts of a service there, oldest first, seconds."""
+        table = schema.service_starts
+        rows = self._db.all(select(table).where(table.c.job == job_id), ServiceStartsRow)
+        return {row.node_class: row.durations for row in rows}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.protocol.task_template import escaped, expand, problems
+from malletrain.protocol.farm import escaped, expand, template_problems
 
 KNOWN = [
     (["sim", "--seed", "{seed}"], ["seed"], ["7"], ["sim", "--seed", "7"]),
@@ -24,13 +24,13 @@ KNOWN = [
 
 @pytest.mark.parametrize(("words", "columns", "values", "expected"), KNOWN)
 def test_values_replace_names(words, columns, values, expected):
-    assert problems(words, columns) == ""
+    assert template_problems(words, columns) == ""
     assert expand(words, columns, values, 4) == expected
 
 
 def test_further_names_are_replaced():
     words = ["sim", "{seed}", "-o", "{output}"]
-    assert problems(words, ["seed"], ["output"]) == ""
+    assert template_problems(words, ["seed"], ["output"]) == ""
     assert expand(words, ["seed"], ["7"], 0, {"output": "/tmp/r"}) == ["sim", "7", "-o", "/tmp/r"]
 
 
@@ -44,8 +44,10 @@ def test_further_names_are_replaced():
     ],
 )
 def test_unknown_names_are_problems(words, columns, sentence):
-    assert sentence in problems(words, columns)
-    assert f"{{{columns[0]}}}" in problems(words, columns) or "brace" in problems(words, columns)
+    assert sentence in template_problems(words, columns)
+    assert f"{{{columns[0]}}}" in template_problems(words, columns) or "brace" in template_problems(
+        words, columns
+    )
     with pytest.raises(ValueError, match=r"known are|brace"):
         expand(words, columns, ["1"] * len(columns), 0)
 

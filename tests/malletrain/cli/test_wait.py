@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from malletrain.cli.exit_codes import exit_code
+from malletrain.cli.wait import exit_code
 from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers, detail, job_view
 
 ENDINGS = [("completed", 0), ("failed", 1), ("cancelled", 3)]

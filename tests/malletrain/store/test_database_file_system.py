@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.store.file_system import MOUNTS, type_of
+from malletrain.store.database import MOUNTS, file_system_type
 
 TEXT = """\
 overlay / overlay rw,relatime 0 0
@@ -28,9 +28,9 @@ broken
     ],
 )
 def test_the_mount_with_the_longest_path_counts_and_the_last_of_equal_ones(path, kind):
-    assert type_of(Path(path), TEXT) == kind
+    assert file_system_type(Path(path), TEXT) == kind
 
 
 def test_this_host():
-    assert type_of(Path("/proc/self"), MOUNTS.read_text()) == "proc"
-    assert type_of(Path("/x"), "") == ""
+    assert file_system_type(Path("/proc/self"), MOUNTS.read_text()) == "proc"
+    assert file_system_type(Path("/x"), "") == ""

@@ -10,7 +10,7 @@ import pytest
 
 from malletrain.config.model import parse_config
 from malletrain.daemon import main
-from malletrain.daemon.site import service_manager
+from malletrain.daemon.site import process
 from malletrain.store.store import Store, StoreError
 from tests.waiting import PATIENCE_S
 
@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE_S
 @pytest.fixture
 def manager(tmp_path, monkeypatch):
     """The socket of a service manager that is asked at once."""
-    monkeypatch.setattr(service_manager, "EXTEND_EVERY_S", 0.0)
+    monkeypatch.setattr(process, "EXTEND_EVERY_S", 0.0)
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind(str(tmp_path / "notify"))
@@ -51,8 +51,8 @@ def test_systemd_waits_while_a_database_is_migrated(manager, tmp_path, monkeypat
 
 
 def test_a_start_that_is_quick_asks_for_nothing(manager, monkeypatch):
-    monkeypatch.setattr(service_manager, "EXTEND_EVERY_S", PATIENCE_S)
-    with service_manager.extended_start():
+    monkeypatch.setattr(process, "EXTEND_EVERY_S", PATIENCE_S)
+    with process.extended_start():
         pass
-    service_manager.tell_service_manager("READY=1")
+    process.tell_service_manager("READY=1")
     assert manager.recv(1000) == b"READY=1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.protocol.job_links import MAX_LINKS, links_problem
+from malletrain.daemon.jobs.admission import MAX_LINKS, links_problem
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malletrain.web.timeline import MAX_SPANS, NodeTimeline
+from malletrain.web.history import MAX_SPANS, NodeTimeline
 from tests.malletrain.web.looks import event, node
 
 

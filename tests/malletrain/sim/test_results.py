@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from allocator import ScalingCurve
-from malletrain.sim.ideal_throughput import IdealThroughput
+from malletrain.sim.results import IdealThroughput
 from malletrain.sim.workloads import SimJob
 from tests.malletrain.sim.conftest import job
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.submission.directives import batch_options, log_of, memory_of, time_of
 from malletrain.submission.error import SpecError
-from malletrain.submission.sbatch_script import batch_options, log_of, memory_of, time_of
 
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=sweep --array=1-100:3%10   # a comment

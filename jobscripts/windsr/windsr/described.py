@@ -18,12 +18,14 @@ DEEPEST_LAND_M = -30.0
 _HEIGHT = re.compile(
     r"(?<![\d.,-])(\d+(?:\.\d+)?)[ -]?(?:m|met(?:re|er)s?)(?![\w/^*.]|[ ]?(?:/|s\b|s-|s\^|per\b))"
 )
+_GUST = re.compile(r"\bgusts?\b")
 _NO_GUST = re.compile(r"\b(?:no|non|not|without|excluding|except)\b")
 log = logging.getLogger("windsr")
 
 
 def check_description(wind: Any, name: str, height: int) -> None:
-    """Note if the description of a wind (``long_name``) says another height than this one, m.
+    """Note if the description of a wind (``long_name``) says another height than this one, m, or
+    speaks of gusts.
 
     Args:
         wind: a variable.
@@ -31,16 +33,21 @@ def check_description(wind: Any, name: str, height: int) -> None:
         height: the height at which its values are taken to be.
 
     Raises:
-        WindsrError: it is a wind of gusts, which is a maximum.
+        WindsrError: its ``standard_name`` is that of gusts, which are maxima.
     """
     standard, text = (
         str(wind.attrs.get(key, "")).lower() for key in ("standard_name", "long_name")
     )
-    if "of_gust" in standard or ("gust" in text and not _NO_GUST.search(text)):
-        which = "standard_name" if "of_gust" in standard else "long_name"
+    if "of_gust" in standard:
         raise WindsrError(
-            f"{name}: {wind.name} is a wind of gusts ({which} {wind.attrs[which]!r}); the wind at "
-            "moments, or its mean, is needed."
+            f"{name}: {wind.name} is a wind of gusts (standard_name "
+            f"{wind.attrs['standard_name']!r}); the wind at moments, or its mean, is needed."
+        )
+    if _GUST.search(text) and not _NO_GUST.search(text):
+        log.warning(
+            "note: %s: %s may be a wind of gusts (long_name %r); the wind at moments, or its mean, "
+            "is needed.",
+            *(name, wind.name, wind.attrs["long_name"]),
         )
     stated = {float(match[1]) for match in _HEIGHT.finditer(text)}
     if len(stated) == 1 and "resolution" not in text and not np.isclose(stated.pop(), height):
@@ -55,7 +62,7 @@ def check_terrain(heights: NDArray[np.floating], name: str) -> None:
     """Note if a terrain, m, is so low that it is the floor of a sea, on which the wind does not
     depend.
     """
-    lowest = float(np.nanmin(heights)) if heights.size else 0.0
+    lowest = float(np.nanmin(heights, initial=0.0))
     if lowest < DEEPEST_LAND_M:
         log.warning(
             "note: %s: the terrain is down to %.0f m. If that is the floor of a sea, as in "

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray
 from windsr import WindsrError
+from windsr.described import check_terrain
 from windsr.readers import Options, from_dataset
 
 
@@ -25,17 +26,29 @@ def fields(attributes, height=10, terrain=5.0, names=("wind_speed",)):
     return from_dataset(xarray.Dataset(variables, coordinates), "f.nc", Options(height=height))
 
 
+def test_a_wind_of_gusts_is_refused_by_its_standard_name():
+    match = r"f.nc: wind_speed is a wind of gusts \(standard_name 'wind_speed_of_gust'\)"
+    with pytest.raises(WindsrError, match=match):
+        fields({"standard_name": "wind_speed_of_gust"})
+
+
 @pytest.mark.parametrize(
-    "attributes",
+    ("text", "noted"),
     [
-        {"standard_name": "wind_speed_of_gust"},
-        {"long_name": "Maximum 10 metre wind gust since previous post-processing"},
-        {"long_name": "Wind Gusts"},
+        ("Maximum 10 metre wind gust since previous post-processing", True),
+        ("Wind Gusts", True),
+        ("10 m wind (without gusts)", False),
+        ("Mean wind speed in August 2017", False),
     ],
 )
-def test_a_wind_of_gusts_is_refused(attributes):
-    with pytest.raises(WindsrError, match=r"f.nc: wind_speed is a wind of gusts \(.*_name '"):
-        fields(attributes)
+def test_a_description_that_speaks_of_gusts_is_noted(caplog, text, noted):
+    """A text says too little to refuse a wind: "August" has a gust in it."""
+    caplog.set_level(logging.WARNING)
+    assert fields({"standard_name": "wind_speed", "long_name": text}).height == 10
+    assert [record.getMessage() for record in caplog.records] == [
+        f"note: f.nc: wind_speed may be a wind of gusts (long_name {text!r}); the wind at moments, "
+        "or its mean, is needed."
+    ] * noted
 
 
 @pytest.mark.parametrize(
@@ -74,3 +87,10 @@ def test_the_height_of_components_is_noted(caplog):
 def test_a_terrain_that_may_be_the_floor_of_a_sea_is_noted(caplog, terrain, noted):
     fields({}, terrain=terrain)
     assert ["floor of a sea" in record.getMessage() for record in caplog.records] == [True] * noted
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("heights", [[], [np.nan, np.nan], [np.nan, 5.0]])
+def test_a_terrain_without_heights_is_not_noted(caplog, heights):
+    check_terrain(np.array(heights), "f.nc")
+    assert not caplog.records

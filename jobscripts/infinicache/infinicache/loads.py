@@ -47,9 +47,13 @@ class Loads:
             del self._deleted[next(iter(self._deleted))]
 
     def changed_since(self, key: str, entry: Entry | None, moment: float) -> bool:
-        """Return whether a key was put, or deleted, after this moment (time.monotonic). ``entry``:
-        what is under the key.
+        """Return whether a key was put, or deleted, after this moment (time.monotonic). A put that
+        is under way then counts if it has ended since. ``entry``: what is under the key.
         """
         put_at = 0.0 if entry is None else entry.version / 1e9  # versions are times
+        committed_at = -math.inf if entry is None else entry.committed_at
         age_s = time.monotonic() - moment
-        return put_at > time.time() - age_s or self._deleted.get(key, -math.inf) > moment
+        return (
+            put_at > time.time() - age_s
+            or max(committed_at, self._deleted.get(key, -math.inf)) > moment
+        )

@@ -433,7 +433,7 @@ class Proxy:
         if entry.protection < 0:  # nodes were lost meanwhile, too
             self._give_up(entry)
             raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
-        entry.committed = True
+        entry.committed, entry.committed_at = True, time.monotonic()
         if entry.protection < entry.shape.p:
             self._upkeep.add([entry])
         return {"protection": entry.protection}

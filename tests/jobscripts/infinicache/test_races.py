@@ -88,6 +88,62 @@ def test_a_load_does_not_undo_what_another_client_does_meanwhile(change):
     run(work)
 
 
+@pytest.mark.parametrize("order", ["put, get", "get, put, find"])
+@pytest.mark.parametrize("end", ["commits", "stays unfinished"])
+def test_a_load_does_not_replace_a_put_that_is_under_way_at_its_miss_and_ends_before_it(order, end):
+    """The version of that put is older than the miss. One that does not end is overtaken: its
+    client may have died.
+    """
+
+    async def work(make):
+        pool = make(3)
+        async with pool.cache(code=(2, 1)) as putter, pool.cache(code=(2, 1)) as cache:
+            await heard(cache, pool)
+            begun, go, asked, find, missed, loaded = (asyncio.Event() for _ in range(6))
+
+            async def pieces():
+                begun.set()
+                await go.wait()
+                yield b"new"
+
+            async def load(key):
+                missed.set()
+                await loaded.wait()
+                return b"old"
+
+            handlers = pool.nodes[0].server.handlers
+            find_object = handlers["find"]
+
+            async def later(**arguments):
+                asked.set()
+                await find.wait()
+                return await find_object(**arguments)
+
+            handlers["find"] = later
+            if order == "get, put, find":
+                loading = asyncio.ensure_future(cache.get("k", load))
+                await asked.wait()
+            putting = asyncio.ensure_future(putter.put_stream("k", 3, pieces()))
+            await begun.wait()
+            if order == "put, get":
+                loading = asyncio.ensure_future(cache.get("k", load))
+            find.set()
+            await missed.wait()
+            if end == "commits":
+                go.set()
+                await putting
+            loaded.set()
+            assert await loading == b"old"
+            assert await cache.get("k") == (b"new" if end == "commits" else b"old")
+            if end != "commits":
+                go.set()
+                with pytest.raises(CacheError, match="overtaken"):
+                    await putting
+            account(pool)
+
+    run(work)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of proxies, which is ``ahead_s`` ahead."""

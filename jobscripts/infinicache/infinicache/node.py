@@ -228,14 +228,33 @@ class CacheNode:
         return [staying[slot % len(staying)] for slot in range(self._slots)] if staying else []
 
     async def _keep_registered(self) -> None:
-        while not self._closed:
-            for address in dict.fromkeys(self.proxies()):
-                try:
-                    await self._register(address)
-                except (ConnectionLost, CallFailed) as error:
-                    log.info("not registered with the proxy at %s: %s", address, error)
-                    self._registered_at.discard(address)
-            await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
+        """Register with the proxies, with each on its own: one that is stopped accepts a request
+        and does not answer, and the others would take this node for silent.
+        """
+        requests: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not self._closed:
+                requests = {a: task for a, task in requests.items() if not task.done()}
+                begun = {
+                    address: asyncio.ensure_future(self._try_to_register(address))
+                    for address in dict.fromkeys(self.proxies())
+                    if address not in requests
+                }
+                requests.update(begun)
+                if begun:
+                    await asyncio.wait(begun.values(), timeout=HEARTBEAT_S)
+                await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
+        finally:
+            for task in requests.values():
+                task.cancel()
+            await asyncio.gather(*requests.values(), return_exceptions=True)
+
+    async def _try_to_register(self, address: str) -> None:
+        try:
+            await self._register(address)
+        except (ConnectionLost, CallFailed) as error:
+            log.info("not registered with the proxy at %s: %s", address, error)
+            self._registered_at.discard(address)
 
     async def _keep_informed(self) -> None:
         """While this process is a proxy, ask the other members in turn for the view that they know,

@@ -38,6 +38,7 @@ from infinicache.mover import Mover, Upkeep
 from infinicache.objects import MAX_KEY_BYTES, CacheError, StoredObject, Unavailable
 from infinicache.placement import NodeArrivals
 from infinicache.proxies import Ring
+from infinicache.silence import Silence
 from infinicache.table import Table
 from malletrain.waits import happens
 
@@ -49,8 +50,6 @@ Until then nobody else has its memory, even if its client has died.
 """
 MIN_PUT_BYTES_S = 50e6
 """Minimum rate at which a client puts an object, bytes per second."""
-MAX_SILENCE_S = 10.0
-"""Time after which a node that is no member and does not register is lost, seconds."""
 MAX_PARALLEL_MOVES = 4
 IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
@@ -93,9 +92,7 @@ class Proxy:
         self._registered: set[str] = set()
         self._slot_of: dict[str, int | None] = {}
         """Node → its slot."""
-        self._silent_s: dict[str, float] = {}
-        """Node that is no member → time since it was last heard of, seconds."""
-        self._looked_at = 0.0
+        self._silence = Silence()
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
@@ -204,7 +201,7 @@ class Proxy:
     def _lose(self, address: str) -> None:
         """Forget a node that has left, or belongs to another proxy."""
         self._registered.discard(address)
-        self._silent_s.pop(address, None)
+        self._silence.end(address)
         self._slot_of.pop(address, None)
         self._peers_of.pop(address, None)
         self._mover.undropped.pop(address, None)
@@ -241,7 +238,7 @@ class Proxy:
         if slot not in self._slots and address in self.table.nodes:
             self._lose(address)  # another process has its address, such as by --port
         self._registered.add(address)
-        self._silent_s.pop(address, None)
+        self._silence.end(address)
         self._slot_of[address] = slot
         now = time.monotonic()
         self._arrivals.add(address, name, age_s, now)
@@ -274,7 +271,7 @@ class Proxy:
     def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
         if backup is not None:
             self.backup_of[address] = backup
-        self._silent_s.pop(address, None)
+        self._silence.end(address)
         self._settle()
         if address in self._mover.undropped:
             self._soon(self._mover.drop_again(address))
@@ -562,15 +559,19 @@ class Proxy:
             await asyncio.sleep(max(spent / self._rate, 0.0 if spent else IDLE_PAUSE_S))
 
     def _lose_silent_strangers(self, now: float) -> None:
-        """Forget nodes that are no members and do not register any more: such as one that was cut
-        off from MalleTrain, and whose end is not announced.
+        """Forget nodes that are no members, do not register any more and do not answer: such as
+        one that was cut off from MalleTrain, and whose end is not announced.
         """
-        # At most a second for each look: this process may have been stopped.
-        elapsed_s, self._looked_at = min(now - self._looked_at, 1.0), now
-        for address in {*self._registered, *self.table.nodes} - set(self._members):
-            self._silent_s[address] = self._silent_s.get(address, 0.0) + elapsed_s
-            if self._silent_s[address] > MAX_SILENCE_S:
-                self._lose(address)
+        strangers = {*self._registered, *self.table.nodes} - set(self._members)
+        for address in self._silence.overdue(strangers, now):
+            self._soon(self._lose_unless_alive(address))
+
+    async def _lose_unless_alive(self, address: str) -> None:
+        is_alive = await self._mover.is_alive(address)
+        if not is_alive and self._silence.lasts(address) and address not in self._members:
+            self._arrivals.remove(address)
+            self._lose(address)
+        self._silence.end(address)
 
     async def _one_piece_of_work(self) -> int:
         if not self._slots:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from infinicache import AsyncCache, proxy
+from infinicache import AsyncCache, silence
 from infinicache.objects import Unavailable
 
 from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until
@@ -108,7 +108,7 @@ def test_the_chunks_of_a_node_that_is_cut_off_are_used_until_it_ends(monkeypatch
             await until(is_known, "it registers again")
             assert await cache.get("k") == data(900)
             await lost.close()
-            monkeypatch.setattr(proxy, "MAX_SILENCE_S", 0.0, raising=False)
+            monkeypatch.setattr(silence, "MAX_SILENCE_S", 0.0)
             await until(forgotten, "the proxy forgets it")
             assert await cache.get("k") == data(900)
             assert lost.address not in (await cache.stat("k")).nodes.values()

@@ -460,7 +460,7 @@ class AsyncCache:
         """Raise Unavailable if another process is the proxy of ``key`` than when the put began, as
         the nodes know: one that was cut off from MalleTrain may not know it itself.
         """
-        await self._proxies.refresh()
+        await self._proxies.refresh(wait=True)
         is_newer = self._proxies.number > begun.get("number", 0)
         if is_newer and self._proxies.address_of(key) not in ("", begun["proxy"]):
             raise Unavailable(

@@ -89,7 +89,9 @@ class Proxies:
         self._newest = -1
         """The highest number of a view that an answer has named."""
         self._refreshed_for = -1
-        """The value of ``_newest`` at the last refresh."""
+        """The value of ``_newest`` when the last refresh that succeeded began."""
+        self._refreshing: asyncio.Task[None] | None = None
+        """The refresh that is under way. It goes on if a call that waits for it is cancelled."""
         self.contacts = self._members = list(contacts)
         """Members that are asked, in this order."""
         self._peers = peers
@@ -214,14 +216,31 @@ class Proxies:
             self._newest = _number(head)
             self.contacts = list(dict.fromkeys([address, *self.contacts]))[:MAX_CONTACTS]
 
-    async def refresh(self) -> None:
+    def _is_outdated(self) -> bool:
+        return self.number < self._newest and self._refreshed_for < self._newest
+
+    async def refresh(self, wait: bool = False) -> None:
         """Learn the members again, if an answer has named a newer view since they were. What is
         known stays if nobody answers.
+
+        Args:
+            wait: whether to wait for a refresh that another call has begun.
         """
-        if self.number < self._newest and self._refreshed_for < self._newest:
-            self._refreshed_for = self._newest
-            with contextlib.suppress(CacheError):
+        if not self._is_outdated():
+            return
+        task = self._refreshing
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = self._refreshing = asyncio.ensure_future(self._learn_newest())
+        elif not wait:
+            return
+        await asyncio.shield(task)
+
+    async def _learn_newest(self) -> None:
+        with contextlib.suppress(CacheError):
+            while self._is_outdated():
+                newest = self._newest
                 await self.learn()
+                self._refreshed_for = newest
 
     def address_of(self, key: str) -> str:
         """Return the address of the proxy of ``key``; empty if it is not known now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from infinicache import AsyncCache, silence
@@ -66,6 +67,69 @@ def test_a_put_at_a_proxy_that_was_replaced_is_refused():
             await other.put("k", b"4")
             assert await early.get("k") == b"4"
             other.close()
+        await former.close()
+
+    run(work)
+
+
+def test_puts_at_a_proxy_that_was_replaced_are_refused_at_once():
+    """All of one client: one of them learns of the new proxy, and the others wait for it."""
+
+    async def work(make):
+        pool = make(4)
+        former = pool.nodes[0]
+        keys = [f"k{i}" for i in range(8)]
+        async with pool.cache(code=(2, 1)) as early:
+            await heard(early, pool)
+            await asyncio.gather(*(early.put(key, b"old") for key in keys))
+            former.view = lambda *_: None
+            pool.cut_off(former)
+            async with pool.cache(code=(2, 1)) as other:
+                await heard(other, pool)
+                puts = (early.put(key, b"new") for key in keys)
+                results = await asyncio.gather(*puts, return_exceptions=True)
+                for key, result in zip(keys, results, strict=True):
+                    value = await other.get(key)
+                    assert value is None if isinstance(result, Unavailable) else value == b"new"
+                assert any(isinstance(result, Unavailable) for result in results)
+        await former.close()
+
+    run(work)
+
+
+def test_a_put_that_is_cancelled_while_it_learns_leaves_that_to_the_others():
+    """Such as by the time limit of its caller."""
+
+    async def work(make):
+        pool = make(4)
+        former = pool.nodes[0]
+        async with pool.cache(code=(2, 1)) as early:
+            await heard(early, pool)
+            await early.put("k", b"old")
+            former.view = lambda *_: None
+            pool.cut_off(former)
+            async with pool.cache(code=(2, 1)) as other:
+                await heard(other, pool)
+                asked, go = asyncio.Event(), asyncio.Event()
+                for node in [former, *pool.nodes]:
+
+                    async def later(topology=node.server.handlers["topology"]):
+                        asked.set()
+                        await go.wait()
+                        return topology()
+
+                    node.server.handlers["topology"] = later
+                putting = asyncio.ensure_future(early.put("a", b"new"))
+                await asked.wait()
+                putting.cancel()
+                await asyncio.gather(putting, return_exceptions=True)
+                go.set()
+                for i in range(3):
+                    with contextlib.suppress(Unavailable):
+                        await early.put(f"k{i}", b"new")
+                        assert await other.get(f"k{i}") == b"new"
+                await early.put("k", b"new")
+                assert await other.get("k") == b"new"
         await former.close()
 
     run(work)

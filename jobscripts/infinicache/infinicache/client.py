@@ -146,9 +146,9 @@ class AsyncCache:
             transfers nothing if it is.
         near_s: time after such a question for which a get does not ask again, seconds. Within it a
             get may return an object that another client has replaced or deleted.
-        members: function that returns the addresses of the present members, such as from
-            :meth:`malletrain.Client.members`. It is called, in a thread, if none of the members
-            that the client knows answers: all of them may have been replaced.
+        members: function that returns the addresses of the present members, or the members, such
+            as from :meth:`malletrain.Client.members`. It is called, in a thread, if none of the
+            members that the client knows answers: all of them may have been replaced.
     """
 
     def __init__(

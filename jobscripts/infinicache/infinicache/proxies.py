@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import hashlib
 import math
+import threading
 import time
 from bisect import bisect_right
 from collections import deque
@@ -61,7 +63,8 @@ LOOKUP_INTERVAL_S = 5.0
 """Minimum time between two calls of the function that returns the members, seconds."""
 MAX_CONTACTS = 64
 _RAISES = {"too large": TooLarge, "unavailable": Unavailable}
-Lookup = Callable[[], Iterable[str]]
+Lookup = Callable[[], Iterable[Any]]
+"""Returns the addresses of the present members, or the members (:class:`malletrain.Member`)."""
 
 
 class Proxies:
@@ -197,7 +200,7 @@ class Proxies:
             self._looked_up_at, self._lookup_failure = now, ""
             try:
                 async with time_limit(self._timeout_s):
-                    addresses = await asyncio.to_thread(lambda: list(lookup()))
+                    addresses = await _in_daemon_thread(lambda: _addresses(lookup()))
             except Exception as error:  # whatever the caller's function raises
                 text = str(error) or type(error).__name__
                 self._lookup_failure = f"Its members cannot be looked up: {text}"
@@ -301,3 +304,41 @@ class Proxies:
 def _number(head: dict[str, Any]) -> int:
     """Return the number of the view of the member that gave an answer."""
     return int(head.get("number", 0))
+
+
+def _addresses(members: Iterable[Any]) -> list[str]:
+    """Return the addresses of what the caller's function has returned."""
+    if isinstance(members, (str, bytes)):
+        raise TypeError(f"members= returns {members!r}; return a list of addresses.")
+    return [str(getattr(member, "address", member)) for member in members]
+
+
+async def _in_daemon_thread(work: Callable[[], list[str]]) -> list[str]:
+    """Return what ``work`` returns in a thread. The process may end while the thread is blocked,
+    which it could not with a thread of an executor.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[list[str]] = loop.create_future()
+
+    def finish(value: list[str] | None, error: BaseException | None) -> None:
+        if result.done():  # the caller does not wait any more
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value or [])
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = work()
+        except BaseException as error:  # whatever the caller's function raises
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, value, failure)
+
+    context = contextvars.copy_context()
+    threading.Thread(
+        target=context.run, args=(run,), name="infinicache members", daemon=True
+    ).start()
+    return await result

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,8 @@ from infinicache import proxies
 from infinicache.connection import CallFailed, ConnectionLost
 from infinicache.objects import Unavailable
 from infinicache.proxies import Proxies
+
+from tests.waiting import PATIENCE_S
 
 TIMEOUT_S = 10.0
 
@@ -158,3 +162,58 @@ def test_the_next_member_is_asked_while_one_is_silent(monkeypatch):
     assert peers.requests == ["a:1", "b:1"]
     assert peers.ended == [False]
     assert cache.addresses == ["b:1"]
+
+
+class PeersThatJoined(SilentPeers):
+    """Members of which only those at ``new:…`` can be reached."""
+
+    def __init__(self) -> None:
+        self._address = ""
+
+    def at(self, address: str) -> PeersThatJoined:
+        self._address = address
+        return self
+
+    async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        if not self._address.startswith("new:"):
+            raise ConnectionLost("nobody")
+        return {"proxies": [self._address], "members": [self._address]}, b""
+
+
+@pytest.mark.parametrize(
+    "members",
+    [["new:1"], ("new:1",), [SimpleNamespace(address="new:1")], iter(["new:1"])],
+    ids=["list", "tuple", "members", "iterator"],
+)
+def test_the_members_are_looked_up_as_addresses_or_as_members(members):
+    cache = Proxies(["old:1"], PeersThatJoined(), TIMEOUT_S, lambda: members)
+    assert asyncio.run(cache.learn()) == "new:1"
+    assert cache.contacts == ["new:1", "old:1"]
+
+
+def test_a_text_is_no_list_of_members():
+    cache = Proxies(["old:1"], PeersThatJoined(), TIMEOUT_S, lambda: "new:1")
+    with pytest.raises(Unavailable, match="members= returns 'new:1'; return a list of addresses"):
+        asyncio.run(cache.learn())
+    assert cache.contacts == ["old:1"]
+
+
+BLOCKED = """
+import asyncio, threading
+from infinicache import AsyncCache, CacheError
+async def main():
+    async with AsyncCache(["127.0.0.1:1"], timeout_s=0.2, members=threading.Event().wait) as cache:
+        try:
+            await cache.get("key")
+        except CacheError as error:
+            print(error)
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_while_its_lookup_of_members_is_blocked():
+    ended = subprocess.run(
+        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert "cannot be looked up: TimeoutError" in ended.stdout
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -39,7 +39,9 @@ from malletrain.waits import time_limit
 
 HEARTBEAT_S = 0.5
 MAX_INVENTORY_BYTES = MAX_HEAD - (1 << 20)
-"""Maximum size of what a node tells a proxy of its objects, bytes: 600,000 with short keys."""
+"""Maximum size of what a node tells a proxy of its objects, bytes: 560,000 with keys of
+20 characters.
+"""
 MAX_OBJECT_BYTES = MAX_KEY_BYTES + 768
 """Maximum size of one of them, bytes."""
 TOPOLOGY_S = 2.0
@@ -202,7 +204,7 @@ class CacheNode:
             leaving: addresses of the members that are about to leave.
             number: number of this view; None: one more than the last. A view that is older than
                 the present one is ignored.
-            lasts: address → time that its node is expected to stay, seconds.
+            lasts: address → time that its node is expected to stay, seconds; None: as before.
         """
         if number is not None and number < self.number:
             return
@@ -216,7 +218,7 @@ class CacheNode:
             self._members,
             self._leaving,
             [s for s, a in enumerate(self.proxies()) if a == self.address],
-            lasts or {},
+            lasts,
         )
         self._peers.forget(set(self._members))
 

@@ -150,7 +150,7 @@ class Proxy:
         members: Sequence[str],
         leaving: Iterable[str],
         slots: Sequence[int],
-        lasts: Mapping[str, float],
+        lasts: Mapping[str, float] | None,
     ) -> None:
         """Set the current members.
 
@@ -159,8 +159,10 @@ class Proxy:
             leaving: addresses of those that are about to leave.
             slots: slots that this process serves.
             lasts: address → time that its node is expected to stay, seconds; may lack nodes.
+                None: as before.
         """
-        self._arrivals.update_lifetimes(lasts, time.monotonic())
+        if lasts is not None:
+            self._arrivals.update_lifetimes(lasts, time.monotonic())
         departed = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:

@@ -151,6 +151,42 @@ def test_a_view_that_is_older_than_the_present_one_is_ignored():
     run(work)
 
 
+def test_a_view_that_another_member_tells_of_keeps_the_forecasts():
+    """Members do not tell them: a proxy that is cut off places chunks by those of before."""
+
+    async def work(make):
+        pool = make(3)
+        former = pool.nodes[0]
+        async with pool.cache() as cache:
+            await heard(cache, pool)
+            addresses = [n.address for n in pool.nodes]
+            lasts = dict.fromkeys(addresses, 1e6)
+            former.view(addresses, (), former.number, lasts)
+            pool.nodes[1].view(addresses, (), former.number + 1)
+
+            async def informed():
+                return former.number == pool.nodes[1].number
+
+            await until(informed, "it knows the newer view")
+            beats, handlers = [], former.server.handlers
+            beat = handlers["beat"]
+
+            def counted(address, **arguments):
+                beats.append(address)
+                return beat(address=address, **arguments)
+
+            handlers["beat"] = counted
+
+            async def computed():
+                return set(addresses) <= set(beats)
+
+            await until(computed, "the prospects are computed again")
+            nodes = former.proxy.table.nodes
+            assert all(nodes[address].prospect.lasts_s > 1e5 for address in addresses)
+
+    run(work)
+
+
 def test_the_chunks_of_a_node_that_is_cut_off_are_used_until_it_ends(monkeypatch):
     """Its end is not announced: puts would be placed there for ever."""
 

@@ -18,14 +18,14 @@ class Silence:
     def __init__(self) -> None:
         self._silent_s: dict[str, float] = {}
         """Node → time since it was last heard of, seconds."""
-        self._asked: set[str] = set()
+        self._suspects: set[str] = set()
         """Nodes that are asked now and have not been heard of since."""
         self._looked_at = 0.0
 
     def end(self, address: str) -> None:
         """Record that a node is heard of, or is forgotten."""
         self._silent_s.pop(address, None)
-        self._asked.discard(address)
+        self._suspects.discard(address)
 
     def overdue(self, addresses: Iterable[str], now: float) -> list[str]:
         """Return those of these nodes that are to be asked now; each one once in its silence.
@@ -38,11 +38,11 @@ class Silence:
         for address in addresses:
             self._silent_s[address] = self._silent_s.get(address, 0.0) + elapsed_s
         overdue = [
-            a for a, s in self._silent_s.items() if s > MAX_SILENCE_S and a not in self._asked
+            a for a, s in self._silent_s.items() if s > MAX_SILENCE_S and a not in self._suspects
         ]
-        self._asked.update(overdue)
+        self._suspects.update(overdue)
         return overdue
 
     def lasts(self, address: str) -> bool:
         """Return whether a node that is asked has not been heard of since."""
-        return address in self._asked
+        return address in self._suspects

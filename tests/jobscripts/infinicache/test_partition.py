@@ -110,17 +110,17 @@ def test_a_put_that_is_cancelled_while_it_learns_leaves_that_to_the_others():
             pool.cut_off(former)
             async with pool.cache(code=(2, 1)) as other:
                 await heard(other, pool)
-                asked, go = asyncio.Event(), asyncio.Event()
+                request, go = asyncio.Event(), asyncio.Event()
                 for node in [former, *pool.nodes]:
 
                     async def later(topology=node.server.handlers["topology"]):
-                        asked.set()
+                        request.set()
                         await go.wait()
                         return topology()
 
                     node.server.handlers["topology"] = later
                 putting = asyncio.ensure_future(early.put("a", b"new"))
-                await asked.wait()
+                await request.wait()
                 putting.cancel()
                 await asyncio.gather(putting, return_exceptions=True)
                 go.set()

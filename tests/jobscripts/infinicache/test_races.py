@@ -99,7 +99,7 @@ def test_a_load_does_not_replace_a_put_that_is_under_way_at_its_miss_and_ends_be
         pool = make(3)
         async with pool.cache(code=(2, 1)) as putter, pool.cache(code=(2, 1)) as cache:
             await heard(cache, pool)
-            begun, go, asked, find, missed, loaded = (asyncio.Event() for _ in range(6))
+            begun, go, request, find, missed, loaded = (asyncio.Event() for _ in range(6))
 
             async def pieces():
                 begun.set()
@@ -115,14 +115,14 @@ def test_a_load_does_not_replace_a_put_that_is_under_way_at_its_miss_and_ends_be
             find_object = handlers["find"]
 
             async def later(**arguments):
-                asked.set()
+                request.set()
                 await find.wait()
                 return await find_object(**arguments)
 
             handlers["find"] = later
             if order == "get, put, find":
                 loading = asyncio.ensure_future(cache.get("k", load))
-                await asked.wait()
+                await request.wait()
             putting = asyncio.ensure_future(putter.put_stream("k", 3, pieces()))
             await begun.wait()
             if order == "put, get":

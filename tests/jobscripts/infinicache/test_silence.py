@@ -76,11 +76,11 @@ def test_a_silent_node_is_forgotten_if_it_does_not_answer(monkeypatch, is_alive)
                 return stranger.address in nodes
 
             await until(is_known, "it registers again")
-            health, asked = stranger.server.handlers["health"], []
+            health, questions = stranger.server.handlers["health"], []
             register = pool.nodes[0].server.handlers["register"]
 
             async def counted():
-                asked.append(None)
+                questions.append(None)
                 return health() if is_alive else await never()
 
             def without_stranger(handle):
@@ -100,7 +100,7 @@ def test_a_silent_node_is_forgotten_if_it_does_not_answer(monkeypatch, is_alive)
                 monkeypatch.setattr(mover, "ANSWER_TIMEOUT_S", 0.05)
 
             async def decided():
-                return len(asked) > 2 or not await is_known()
+                return len(questions) > 2 or not await is_known()
 
             await until(decided, "it is asked, and asked again or forgotten")
             assert await is_known() == is_alive

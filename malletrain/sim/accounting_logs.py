@@ -50,6 +50,8 @@ class _SacctEntry(NamedTuple):
     """NNodes; 0 if unknown."""
     tres: str
     """AllocTRES; empty if unknown."""
+    was_suspended: bool = False
+    """Whether it was suspended for a time, as far as the log says it."""
 
 
 def read_sacct(path: str | Path) -> JobLog:
@@ -89,6 +91,7 @@ def read_sacct(path: str | Path) -> JobLog:
                 submit, start, run_s, count, names, allocated=allocated, line=entry.line
             )
             counts["parts of GPUs"] += holds_part_of_gpu(entry.tres)
+            counts["suspended"] += entry.was_suspended
     zero = min(map(first_known, jobs.values()), default=None)
     notes = []
     if "JobID" not in columns:
@@ -111,6 +114,8 @@ def read_sacct(path: str | Path) -> JobLog:
             f"{counts['parts of GPUs']:,} jobs hold parts of GPUs (gres/shard, gres/mps), which "
             "count as no GPU: these GPUs look idle."
         )
+    if counts["suspended"]:
+        notes.append(_suspended(f"{counts['suspended']:,} jobs were suspended for a time"))
     log = job_log("sacct", path, jobs.values(), None, counts["skipped"])
     return replace(
         log,
@@ -118,6 +123,14 @@ def read_sacct(path: str | Path) -> JobLog:
         zero=zero,
         notes=tuple(notes),
         lists_resources="AllocTRES" in columns,
+    )
+
+
+def _suspended(how_many: str) -> str:
+    """Return the sentence about jobs that were suspended."""
+    return (
+        f"{how_many}: the nodes count as those of the job meanwhile, so that more may have been "
+        "idle."
     )
 
 
@@ -139,7 +152,8 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
     at = {name: header.index(name) for name in header}
     job, nodes, tres = (at.get(name) for name in ("JobID", "NodeList", "AllocTRES"))
     counted = at.get("NNodes", at.get("AllocNodes"))
-    cluster, clusters = at.get("Cluster"), set[str]()
+    cluster, clusters, suspended = at.get("Cluster"), set[str](), at.get("Suspended")
+    state = at.get("State")
     submit, start, end = (at[name] for name in ("Submit", "Start", "End"))
     for number, line in lines:
         row = line.rstrip("\n").split("|") if bars else _comma_row(line.rstrip("\n"), header)
@@ -153,6 +167,8 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
         if row[start].strip() == "Start" and row[end].strip() == "End":
             continue  # several concatenated files
         listed = "" if nodes is None else row[nodes].strip()
+        if state is not None and row[state].strip() == "PENDING":
+            row[start] = "Unknown"  # it may be when it is expected to start
         try:
             if cluster is not None:
                 _require_one_cluster(clusters, row[cluster].strip())
@@ -163,6 +179,7 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
                 listed,
                 0 if counted is None or listed else _count(row[counted]),
                 "" if tres is None else row[tres],
+                suspended is not None and any(map("123456789".__contains__, row[suspended])),
             )
         except WorkloadError as error:
             raise WorkloadError(f"{path}, line {number}: {error}") from None
@@ -194,8 +211,8 @@ def _slurm_times(
         return submit, start, end
     if submit and start and start < submit <= _repeated(start):
         start = _repeated(start)
-    if start and end and end < start < end + 3600:
-        end += 3600
+    if start and end and end < start < _repeated(end):
+        end = _repeated(end)
     return submit, start, end
 
 
@@ -259,6 +276,7 @@ def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
                 listed,
                 0 if listed == NO_NODE else int(_json_number(job.get("allocation_nodes"))),
                 ",".join(tres),
+                _json_number(times.get("suspended")) > 0,
             )
         except WorkloadError as error:
             raise WorkloadError(f"{path}, line {number}: {error}") from None
@@ -359,6 +377,7 @@ def read_pbs(path: str | Path) -> JobLog:
     ):
         at, kind, name, message = record.split(";", 3)
         since = min(since, _pbs_time(at))
+        counts["suspended"] += kind == "z"
         if kind not in "SERAu":
             continue
         start = _PBS_START.search(message)
@@ -409,6 +428,8 @@ def read_pbs(path: str | Path) -> JobLog:
             f"In {counts['released']:,} cases a job released a part of its nodes before its end "
             "(pbs_release_nodes): these count as its own until its end, so that more were idle."
         )
+    if counts["suspended"]:
+        notes.append(_suspended(f"In {counts['suspended']:,} cases a job was suspended"))
     return replace(
         log,
         notes=tuple(notes),

@@ -308,8 +308,8 @@ class PeerConnection:
             if self._connection is not None and not self._connection.closed:
                 return self._connection
             host, _, port = self.address.rpartition(":")
-            family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
             host = host.strip("[]")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             try:
@@ -320,6 +320,9 @@ class PeerConnection:
                 raise ConnectionLost(
                     f"Nothing answers at {self.address} ({error or 'no answer in time'})."
                 ) from None
+            except asyncio.CancelledError:
+                sock.close()
+                raise
             connection = StreamConnection(
                 sock,
                 self._key,
@@ -338,6 +341,9 @@ class PeerConnection:
                 raise ConnectionLost(
                     f"{self.address} does not answer as {self._protocol} does."
                 ) from None
+            except asyncio.CancelledError:
+                connection.close()
+                raise
             if connection.closed:  # between the handshake and now
                 raise ConnectionLost(f"The connection to {self.address} was lost.")
             self._connection = connection

@@ -37,7 +37,7 @@ class StreamServer:
         handlers: the functions that answer, by name of the request.
         key: key that a client must have.
         protocol: name of the protocol, part of what both ends prove.
-        host: address on which it listens.
+        host: address on which it listens, IPv4 or IPv6.
         port: port; 0 for any.
         listener: a socket that listens already, instead of ``host`` and ``port``.
     """
@@ -57,14 +57,17 @@ class StreamServer:
         self.connections: set[StreamConnection] = set()
         """Open connections."""
         self._tasks: dict[tuple[StreamConnection, int], asyncio.Task[Any]] = {}
+        host = host.strip("[]")
         if listener is None:
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
             listener.listen(1024)
         self._socket = listener
         self._socket.setblocking(False)
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        port = self._socket.getsockname()[1]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.delay_s: Callable[[str], float] = lambda op: 0.0
         """Seconds to wait before an answer: for measuring what a straggler does."""
         self._loop = asyncio.get_running_loop()

@@ -13,7 +13,6 @@ import asyncio
 import inspect
 import logging
 import os
-import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
@@ -27,8 +26,9 @@ from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
 from infinicache.objects import CacheError, ObjectPlace, Receipt, Shape, Stat, Unavailable
-from infinicache.proxies import Proxies
+from infinicache.proxies import Lookup, Proxies
 from infinicache.stripes import StripeLost, StripeReader
+from infinicache.values import as_bytes, checked_key
 from malletrain.waits import time_limit
 
 MAX_ATTEMPTS = 3
@@ -44,69 +44,6 @@ def _checked_answer(key: str, head: dict[str, Any]) -> dict[str, Any]:
             "everywhere."
         )
     return head
-
-
-_PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get returns"
-
-
-def as_bytes(value: Buffer) -> memoryview:
-    """Return the bytes of ``value``, which has the buffer protocol, such as bytes or a NumPy array.
-    The bytes are copied only if they are not in the order of C. An array of Python objects is
-    refused, because its memory is a list of addresses; a masked array, if anything in it is masked.
-
-    Raises:
-        TypeError: ``value`` has no bytes of its own.
-    """
-    name = type(value).__name__
-    try:
-        view = memoryview(value)
-    except (TypeError, ValueError, BufferError) as error:
-        if isinstance(value, str):
-            advice = "encode it: value.encode()"
-        elif hasattr(value, "detach") and hasattr(value, "numpy"):
-            advice = "give cache.put(key, value.detach().cpu().numpy())"
-        elif hasattr(value, "__array_interface__"):
-            advice = f"its type {getattr(value, 'dtype', '')} has none; give value.view('i8')"
-        else:
-            advice = f"pickle it: {_PICKLE}"
-        raise TypeError(
-            f"A {name} has no bytes that could be stored ({error}); {advice}."
-        ) from None
-    if hasattr(value, "filled") and hasattr(value, "mask") and b"\1" in value.mask.tobytes():
-        raise TypeError(
-            f"The mask of this {name} would be lost; give cache.put(key, value.filled()), or "
-            f"pickle it: {_PICKLE}."
-        )
-    if "O" in re.sub(":[^:]*:", "", view.format):  # without the names of fields
-        raise TypeError(
-            f"This {name} holds Python objects, so that its memory is a list of addresses. Pickle "
-            f"it: {_PICKLE}."
-        )
-    if not view.nbytes:
-        return memoryview(b"")
-    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
-
-
-def checked_key(key: str) -> str:
-    """Return ``key`` if it is valid.
-
-    Raises:
-        TypeError: it is no text.
-        ValueError: it cannot be encoded.
-    """
-    if not isinstance(key, str):
-        raise TypeError(
-            f"A key is text, and {key!r:.80} is of type {type(key).__name__}; give "
-            f"{'key.decode()' if isinstance(key, bytes) else 'str(key)'}."
-        )
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"The key {key!r:.80} has half of a character (a surrogate) in it, as file names that "
-            "are not UTF-8 have; use another."
-        ) from None
-    return key
 
 
 @dataclass
@@ -183,6 +120,16 @@ class NearCache:
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]
 
 
+@dataclass
+class Miss:
+    """A get that may miss and load. What it loads may be older than a put or a delete since."""
+
+    began: float
+    """When the get began, monotonic seconds."""
+    moment: Any = None
+    """The same by the clock of the proxy, as its answer names it; None: it has named none."""
+
+
 class AsyncCache:
     """A client of the cache.
 
@@ -199,6 +146,9 @@ class AsyncCache:
             transfers nothing if it is.
         near_s: time after such a question for which a get does not ask again, seconds. Within it a
             get may return an object that another client has replaced or deleted.
+        members: function that returns the addresses of the present members, or the members, such
+            as from :meth:`malletrain.Client.members`. It is called, in a thread, if none of the
+            members that the client knows answers: all of them may have been replaced.
     """
 
     def __init__(
@@ -212,6 +162,7 @@ class AsyncCache:
         timeout_s: float = CALL_TIMEOUT_S,
         near_bytes: int = 0,
         near_s: float = 0.0,
+        members: Lookup | None = None,
     ) -> None:
         if not addresses:
             raise ValueError("A cache has at least one address; give those of its members.")
@@ -220,7 +171,7 @@ class AsyncCache:
         self._code = Code(*code) if code else None
         self._stripe_bytes = stripe_bytes
         self._timeout_s = timeout_s
-        self._proxies = Proxies(addresses, self._peers, timeout_s)
+        self._proxies = Proxies(addresses, self._peers, timeout_s, members)
         self._loading: dict[str, asyncio.Future[memoryview]] = {}
         self._near = NearCache(near_bytes)
         self._near_s = near_s
@@ -232,6 +183,10 @@ class AsyncCache:
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+    def known_addresses(self) -> list[str]:
+        """Return the addresses of the members that this client knows, the newest ones first."""
+        return list(self._proxies.contacts)
 
     def close(self) -> None:
         """Close all connections. The cache cannot be used afterwards."""
@@ -328,13 +283,13 @@ class AsyncCache:
 
     async def _get_or_load(self, key: str, loader: Loader | None, own: bool) -> bytearray | None:
         self._enter(key)
-        began = time.monotonic()
-        value = await self._get(key, own)
+        miss = Miss(time.monotonic())
+        value = await self._get(key, own, miss)
         if value is not None or loader is None:
             return value
         loading = self._loading.get(key)
         if loading is None:
-            loading = self._loading[key] = asyncio.ensure_future(self._load(key, loader, began))
+            loading = self._loading[key] = asyncio.ensure_future(self._load(key, loader, miss))
             loading.add_done_callback(
                 lambda done: (self._loading.pop(key, None), done.cancelled() or done.exception())
             )
@@ -412,8 +367,10 @@ class AsyncCache:
                     raise Unavailable(str(error)) from None
             await asyncio.sleep(0.05)
 
-    async def _find(self, key: str) -> ObjectPlace | None:
+    async def _find(self, key: str, miss: Miss | None = None) -> ObjectPlace | None:
         head = _checked_answer(key, await self._proxies.ask(key, "find", key=key, spread=True))
+        if miss is not None:
+            miss.moment = head.get("miss")
         return msgspec.convert(head, ObjectPlace) if head["exists"] else None
 
     async def _report(self, key: str, place: ObjectPlace, bad: dict[int, str]) -> None:
@@ -442,11 +399,11 @@ class AsyncCache:
         size: int,
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
-        missed_at: float | None = None,
+        miss: Miss | None = None,
     ) -> Receipt:
         self._near.changed(key)
         try:
-            return await self._write(key, size, parts, code, missed_at=missed_at)
+            return await self._write(key, size, parts, code, miss=miss)
         finally:
             self._near.changed(key)
 
@@ -457,7 +414,7 @@ class AsyncCache:
         parts: AsyncIterable[Buffer],
         code: tuple[int, int] | None,
         copy: str = "",
-        missed_at: float | None = None,
+        miss: Miss | None = None,
     ) -> Receipt:
         target = Code(*code) if code else self._code or code_for(size)
         request: dict[str, Any] = {
@@ -467,12 +424,14 @@ class AsyncCache:
             "stripe_bytes": self._stripe_bytes,
             "copy": copy,
         }
+        loaded = {} if miss is None or miss.moment is None else {"miss": miss.moment}
+        missed_at = None if miss is None else miss.began
         try:
-            begun = await self._proxies.ask(key, "begin", missed_at=missed_at, **request)
+            begun = await self._proxies.ask(key, "begin", missed_at=missed_at, **request, **loaded)
         except CacheError as error:
-            if missed_at is None or "unexpected keyword argument 'loaded_s'" not in str(error):
+            if missed_at is None or "unexpected keyword argument" not in str(error):
                 raise
-            # A proxy of an older version has no such argument.
+            # A proxy of an older version has no such arguments.
             begun = await self._proxies.ask(key, "begin", **request)
         name = copy or key
         _checked_answer(name, begun)
@@ -491,10 +450,23 @@ class AsyncCache:
             stripe += 1
             if len(missing) > shape.p:
                 break
+        await self._check_proxy(key, begun)
         answer = await self._proxies.ask(
             key, "commit", key=name, version=version, missing=sorted(missing)
         )
         return Receipt(key, version, size, shape.code, answer["protection"], target.p)
+
+    async def _check_proxy(self, key: str, begun: dict[str, Any]) -> None:
+        """Raise Unavailable if another process is the proxy of ``key`` than when the put began, as
+        the nodes know: one that was cut off from MalleTrain may not know it itself.
+        """
+        await self._proxies.refresh(wait=True)
+        is_newer = self._proxies.number > begun.get("number", 0)
+        if is_newer and self._proxies.address_of(key) not in ("", begun["proxy"]):
+            raise Unavailable(
+                f"{key!r} was not put: the proxy at {begun['proxy']} was replaced meanwhile; put "
+                "it again."
+            )
 
     async def _store(
         self, address: str, chunk: Buffer, index: int, arguments: dict[str, Any]
@@ -504,28 +476,29 @@ class AsyncCache:
                 "put", [chunk], index=index, crc=isal.crc64(chunk), **arguments
             )
             async with time_limit(self._timeout_s):
-                await call
+                head, _ = await call
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
             return False
+        self._proxies.note(head, address)
         return True
 
-    async def _load(self, key: str, loader: Loader, began: float) -> memoryview:
-        """Load and store a value; ``began``: when it was missed (time.monotonic)."""
+    async def _load(self, key: str, loader: Loader, miss: Miss) -> memoryview:
+        """Load and store a value that was missed."""
         loaded = loader(key)
         value: Buffer = await loaded if inspect.isawaitable(loaded) else loaded
         view = as_bytes(value)
         try:
             self._enter(key)
-            await self._put(key, len(view), self._parts(view), None, began)
+            await self._put(key, len(view), self._parts(view), None, miss)
         except CacheError:  # the value is valid even if it is not stored (as by a closed cache)
             pass
         return view
 
     # --- reading ---
 
-    async def _get(self, key: str, own: bool) -> bytearray | None:
-        """Return the object; None on a miss. ``own``: whether the caller may change it; if not, it
-        may be the near cache's object.
+    async def _get(self, key: str, own: bool, miss: Miss) -> bytearray | None:
+        """Return the object; None on a miss, which ``miss`` describes. ``own``: whether the caller
+        may change it; if not, it may be the near cache's object.
         """
         self.counts["gets"] += 1
         near = self._near.get(key)
@@ -534,16 +507,16 @@ class AsyncCache:
             return bytearray(near.value) if own else near.value
         read = self._near.reads(key)
         try:
-            return await self._get_far(key, near, read, own)
+            return await self._get_far(key, near, read, own, miss)
         finally:
             self._near.done(key, read)
 
     async def _get_far(
-        self, key: str, near: NearObject | None, read: object, own: bool
+        self, key: str, near: NearObject | None, read: object, own: bool, miss: Miss
     ) -> bytearray | None:
         for _ in range(MAX_ATTEMPTS):
             sent_at = time.monotonic()
-            place = await self._find(key)
+            place = await self._find(key, miss)
             if place is None:
                 self._near.drop(key)
                 break

@@ -4,6 +4,7 @@ object survives.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class Entry:
     """An object.
 
     ``at``: index of a chunk → its node. ``spare``: index of a lost chunk → node with its backup.
+    ``committed_at``: when this proxy committed it (time.monotonic); -inf: another one has.
     ``touched``: the reference bit of CLOCK. ``reads``: number of reads.
     """
 
@@ -45,6 +47,7 @@ class Entry:
     at: dict[int, str] = field(default_factory=dict)
     spare: dict[int, str] = field(default_factory=dict)
     committed: bool = False
+    committed_at: float = -math.inf
     touched: bool = True
     reads: int = 0
 

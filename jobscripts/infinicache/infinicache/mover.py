@@ -108,6 +108,18 @@ class Mover:
             async with time_limit(ANSWER_TIMEOUT_S):
                 await call
 
+    async def is_alive(self, address: str) -> bool:
+        """Return whether a node answers."""
+        call = self._peers.at(address).call("health")
+        try:
+            async with time_limit(ANSWER_TIMEOUT_S):
+                await call
+        except CallFailed:  # it has not done what it was asked, and is there
+            return True
+        except (ConnectionLost, asyncio.TimeoutError):
+            return False
+        return True
+
     async def intact(self, node: str, key: str, version: int, indices: Sequence[int]) -> set[int]:
         """Return which of these chunks a node has undamaged, or had some seconds ago; of those to
         be checked none if it does not answer.

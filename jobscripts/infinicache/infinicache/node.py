@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -21,14 +22,32 @@ from infinicache.codec import chunk_bytes, rebuild
 from infinicache.connection import PROTOCOL, CallFailed, ConnectionLost, Peers
 from infinicache.demand import DemandCurve
 from infinicache.isal import Buffer
-from infinicache.objects import CacheError, Shape, TooLarge, Unavailable
-from infinicache.proxy import Proxy
+from infinicache.objects import (
+    MAX_KEY_BYTES,
+    CacheError,
+    Shape,
+    StoredObject,
+    TooLarge,
+    Unavailable,
+)
+from infinicache.proxy import Handler, Proxy
 from infinicache.store import ChunkStore, Refusal
 from infinicache.stripes import is_chunk
+from malletrain.streams.connection import MAX_HEAD
 from malletrain.streams.server import StreamServer
 from malletrain.waits import time_limit
 
 HEARTBEAT_S = 0.5
+MAX_INVENTORY_BYTES = MAX_HEAD - (1 << 20)
+"""Maximum size of what a node tells a proxy of its objects, bytes: 560,000 with keys of
+20 characters.
+"""
+MAX_OBJECT_BYTES = MAX_KEY_BYTES + 768
+"""Maximum size of one of them, bytes."""
+TOPOLOGY_S = 2.0
+"""Maximum time in which another member says which view it knows, seconds."""
+PROXY_REQUESTS = ("find", "begin", "commit", "delete")
+"""Requests of clients to a proxy, whose answers have the number of the view."""
 SOURCE_TIMEOUT_S = 30.0
 """Maximum time in which a node sends a chunk to another, seconds."""
 log = logging.getLogger("infinicache")
@@ -66,6 +85,29 @@ class Server(StreamServer):
             return error.code
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
         return code or super().error_code(error)
+
+
+def latest(
+    objects: list[StoredObject], max_bytes: int | None = None
+) -> tuple[list[StoredObject], list[StoredObject]]:
+    """Return the objects of which one message can tell a proxy, and the rest: those whose last
+    read is the longest ago. The order stays.
+
+    Args:
+        objects: all objects of a node.
+        max_bytes: maximum size of the list; None: what a message can have.
+    """
+    limit = MAX_INVENTORY_BYTES if max_bytes is None else max_bytes
+    if len(objects) * MAX_OBJECT_BYTES <= limit:
+        return objects, []
+    encoder = msgspec.msgpack.Encoder()
+    by_use = sorted(range(len(objects)), key=lambda i: -objects[i].used)
+    sizes = accumulate(len(encoder.encode(objects[i])) for i in by_use)
+    selection = {i for i, size in zip(by_use, sizes, strict=True) if size <= limit}
+    return (
+        [o for i, o in enumerate(objects) if i in selection],
+        [o for i, o in enumerate(objects) if i not in selection],
+    )
 
 
 class CacheNode:
@@ -109,6 +151,7 @@ class CacheNode:
         self.proxy = Proxy(
             self._peers, move_bytes_s=move_bytes_s, reserve=reserve, slots=self._slots
         )
+        handlers = self.proxy.handlers()
         self.server = Server(
             {
                 "put": self._put,
@@ -121,7 +164,8 @@ class CacheNode:
                 "pull": self._pull,
                 "topology": self._topology,
                 "health": self._health,
-                **self.proxy.handlers(),
+                **handlers,
+                **{name: self._with_number(handlers[name]) for name in PROXY_REQUESTS},
             },
             key,
             host,
@@ -135,7 +179,10 @@ class CacheNode:
         self._registered_at: set[str] = set()
         self._backup = BackupWriter(self.store, self._peers, self.address, move_bytes_s)
         self._closed = False
-        self._tasks = [asyncio.get_running_loop().create_task(self._keep_registered())]
+        self._tasks = [
+            asyncio.get_running_loop().create_task(self._keep_registered()),
+            asyncio.get_running_loop().create_task(self._keep_informed()),
+        ]
         if backup_s > 0:
             self._tasks.append(
                 asyncio.get_running_loop().create_task(self._keep_backed_up(backup_s))
@@ -155,9 +202,12 @@ class CacheNode:
         Args:
             members: addresses in rank order, the same order at every member.
             leaving: addresses of the members that are about to leave.
-            number: number of this view; None: one more than the last.
-            lasts: address → time that its node is expected to stay, seconds.
+            number: number of this view; None: one more than the last. A view that is older than
+                the present one is ignored.
+            lasts: address → time that its node is expected to stay, seconds; None: as before.
         """
+        if number is not None and number < self.number:
+            return
         self._members, self._leaving = tuple(members), frozenset(leaving)
         self.number = self.number + 1 if number is None else number
         if self.slot is None and self.address in self._members:
@@ -168,7 +218,7 @@ class CacheNode:
             self._members,
             self._leaving,
             [s for s, a in enumerate(self.proxies()) if a == self.address],
-            lasts or {},
+            lasts,
         )
         self._peers.forget(set(self._members))
 
@@ -180,14 +230,54 @@ class CacheNode:
         return [staying[slot % len(staying)] for slot in range(self._slots)] if staying else []
 
     async def _keep_registered(self) -> None:
+        """Register with the proxies, with each on its own: one that is stopped accepts a request
+        and does not answer, and the others would take this node for silent.
+        """
+        requests: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not self._closed:
+                requests = {a: task for a, task in requests.items() if not task.done()}
+                begun = {
+                    address: asyncio.ensure_future(self._try_to_register(address))
+                    for address in dict.fromkeys(self.proxies())
+                    if address not in requests
+                }
+                requests.update(begun)
+                if begun:
+                    await asyncio.wait(begun.values(), timeout=HEARTBEAT_S)
+                await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
+        finally:
+            for task in requests.values():
+                task.cancel()
+            await asyncio.gather(*requests.values(), return_exceptions=True)
+
+    async def _try_to_register(self, address: str) -> None:
+        try:
+            await self._register(address)
+        except (ConnectionLost, CallFailed) as error:
+            log.info("not registered with the proxy at %s: %s", address, error)
+            self._registered_at.discard(address)
+
+    async def _keep_informed(self) -> None:
+        """While this process is a proxy, ask the other members in turn for the view that they know,
+        and adopt it if it is newer: a process that is cut off from MalleTrain does not learn
+        otherwise that another one has its slots.
+        """
+        turn = 0
         while not self._closed:
-            for address in dict.fromkeys(self.proxies()):
-                try:
-                    await self._register(address)
-                except (ConnectionLost, CallFailed) as error:
-                    log.info("not registered with the proxy at %s: %s", address, error)
-                    self._registered_at.discard(address)
-            await asyncio.sleep(HEARTBEAT_S if self._registered_at else HEARTBEAT_S / 10)
+            await asyncio.sleep(HEARTBEAT_S)
+            others = [a for a in self._members if a != self.address]
+            is_member = self.address in self._members
+            if not others or (is_member and self.address not in self.proxies()):
+                continue
+            turn += 1
+            try:
+                async with time_limit(TOPOLOGY_S):
+                    head, _ = await self._peers.at(others[turn % len(others)]).call("topology")
+            except (ConnectionLost, CallFailed, asyncio.TimeoutError):
+                continue
+            if head["number"] > self.number and "leaving" in head:
+                self.view(head["members"], head["leaving"], head["number"])
 
     async def _register(self, address: str) -> bool:
         """Let a proxy know this node. Return whether it serves this node's slot."""
@@ -199,19 +289,22 @@ class CacheNode:
             if answer["registered"]:
                 self._peer = answer["peer"] or self._peer
                 return bool(answer.get("served", True))
-        objects = [msgspec.to_builtins(h) for h in self.store.inventory()]
+        objects, rest = latest(self.store.inventory())
         answer, _ = await peer.call(
             "register",
             address=self.address,
             capacity=self.store.capacity,
             slot=self.slot,
-            objects=objects,
+            objects=msgspec.to_builtins(objects),
             leaving=self.address in self._leaving,
             name=self.name,
             age_s=time.monotonic() - self._began,
         )
         for key, version in answer["drop"]:
             self.store.drop(key, version)
+        for stored in rest:  # the proxy does not know them, and nobody would ever drop them
+            for index in range(stored.shape.code.n):
+                self.store.forget(stored.key, stored.version, index)
         self._registered_at.add(address)
         return bool(answer.get("served", True))  # a proxy of an older version does not say it
 
@@ -278,7 +371,7 @@ class CacheNode:
         body: Buffer = b"",
     ) -> dict[str, Any]:
         self.store.put(key, version, msgspec.convert(shape, Shape), stripe, index, crc, body)
-        return {}
+        return {"number": self.number}
 
     def _get(
         self, key: str, version: int, stripe: int, index: int
@@ -304,7 +397,20 @@ class CacheNode:
         return {"intact": [i for i in indices if self.store.has_intact(key, version, i)]}
 
     def _topology(self) -> dict[str, Any]:
-        return {"proxies": self.proxies(), "number": self.number, "members": list(self._members)}
+        return {
+            "proxies": self.proxies(),
+            "number": self.number,
+            "members": list(self._members),
+            "leaving": list(self._leaving),
+        }
+
+    def _with_number(self, handle: Handler) -> Handler:
+        """Return a handler whose answers have the number of the view of this process, too."""
+
+        async def answer(*values: Any, **arguments: Any) -> dict[str, Any]:
+            return {**await handle(*values, **arguments), "number": self.number}
+
+        return answer
 
     def _health(self) -> dict[str, Any]:
         return {

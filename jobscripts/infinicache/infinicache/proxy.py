@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -34,10 +33,12 @@ from infinicache.hot import (
     original_of,
     readable,
 )
+from infinicache.loads import Loads
 from infinicache.mover import Mover, Upkeep
 from infinicache.objects import MAX_KEY_BYTES, CacheError, StoredObject, Unavailable
 from infinicache.placement import NodeArrivals
 from infinicache.proxies import Ring
+from infinicache.silence import Silence
 from infinicache.table import Table
 from malletrain.waits import happens
 
@@ -49,8 +50,6 @@ Until then nobody else has its memory, even if its client has died.
 """
 MIN_PUT_BYTES_S = 50e6
 """Minimum rate at which a client puts an object, bytes per second."""
-MAX_KNOWN_DELETIONS = 10_000
-"""Maximum number of keys whose deletion is remembered."""
 MAX_PARALLEL_MOVES = 4
 IDLE_PAUSE_S = 0.25
 log = logging.getLogger("infinicache")
@@ -93,6 +92,7 @@ class Proxy:
         self._registered: set[str] = set()
         self._slot_of: dict[str, int | None] = {}
         """Node → its slot."""
+        self._silence = Silence()
         self._settled = asyncio.Event()
         self._settle_at = 0.0
         self._upkeep = Upkeep(self._mover, self._drop)
@@ -104,8 +104,7 @@ class Proxy:
         self._peers_of: dict[str, str | None] = {}
         """Node → the one that is to keep them."""
         self._locks: dict[str, asyncio.Lock] = {}
-        self._deleted: dict[str, float] = {}
-        """When keys were deleted (time.monotonic), the latest last."""
+        self._loads = Loads()
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._drops: set[asyncio.Future[Any]] = set()
@@ -151,7 +150,7 @@ class Proxy:
         members: Sequence[str],
         leaving: Iterable[str],
         slots: Sequence[int],
-        lasts: Mapping[str, float],
+        lasts: Mapping[str, float] | None,
     ) -> None:
         """Set the current members.
 
@@ -160,8 +159,10 @@ class Proxy:
             leaving: addresses of those that are about to leave.
             slots: slots that this process serves.
             lasts: address → time that its node is expected to stay, seconds; may lack nodes.
+                None: as before.
         """
-        self._arrivals.update_lifetimes(lasts, time.monotonic())
+        if lasts is not None:
+            self._arrivals.update_lifetimes(lasts, time.monotonic())
         departed = set(self._members) - set(members)
         self._members, self._leaving = tuple(members), frozenset(leaving)
         if not slots:
@@ -202,6 +203,7 @@ class Proxy:
     def _lose(self, address: str) -> None:
         """Forget a node that has left, or belongs to another proxy."""
         self._registered.discard(address)
+        self._silence.end(address)
         self._slot_of.pop(address, None)
         self._peers_of.pop(address, None)
         self._mover.undropped.pop(address, None)
@@ -238,6 +240,7 @@ class Proxy:
         if slot not in self._slots and address in self.table.nodes:
             self._lose(address)  # another process has its address, such as by --port
         self._registered.add(address)
+        self._silence.end(address)
         self._slot_of[address] = slot
         now = time.monotonic()
         self._arrivals.add(address, name, age_s, now)
@@ -249,11 +252,8 @@ class Proxy:
                     inventory.append(stored)
                 else:  # from when one process served both slots: it could replace what is newer
                     stale.append((address, stored.key, stored.version))
-            degraded, lost = (
-                self.table.reconcile(address, inventory)
-                if address in self.table.nodes
-                else ([], [])
-            )
+            is_known = address in self.table.nodes
+            degraded, lost = self.table.reconcile(address, inventory) if is_known else ([], [])
             self._upkeep.add(degraded)
             self._drop_soon(lost)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
@@ -273,6 +273,7 @@ class Proxy:
     def _beat(self, address: str, number: int, backup: str | None = None) -> dict[str, Any]:
         if backup is not None:
             self.backup_of[address] = backup
+        self._silence.end(address)
         self._settle()
         if address in self._mover.undropped:
             self._soon(self._mover.drop_again(address))
@@ -324,11 +325,13 @@ class Proxy:
         stripe_bytes: int,
         copy: str = "",
         loaded_s: float | None = None,
+        miss: tuple[str, float] | None = None,
     ) -> dict[str, Any]:
         """Begin a put. ``loaded_s``: how long ago the client missed the key, if it stores what it
-        has loaded since: that may be older than what was put or deleted meanwhile.
+        has loaded since: that may be older than what was put or deleted meanwhile. ``miss``: of the
+        answer to that get.
         """
-        missed_at = -math.inf if loaded_s is None else time.monotonic() - loaded_s
+        missed_at = None if loaded_s is None else self._loads.missed_at(loaded_s, miss)
         await self._ready(key)
         present_nodes: set[str] = set()
         async with self._lock(key):
@@ -338,7 +341,8 @@ class Proxy:
                     raise CacheError(f"Another reader of {key!r} makes that copy.")
                 key = copy
             else:
-                if loaded_s is not None and self._changed_since(key, missed_at):
+                present = self.table.objects.get(key)
+                if missed_at is not None and self._loads.changed_since(key, present, missed_at):
                     raise CacheError(f"{key!r} was put or deleted while it was loaded.")
                 await self._invalidate(key)
             if self._drops:
@@ -362,14 +366,6 @@ class Proxy:
             "shape": msgspec.to_builtins(entry.shape),
             "at": entry.at,
         }
-
-    def _changed_since(self, key: str, moment: float) -> bool:
-        """Return whether a key was put, or deleted, after this moment (time.monotonic)."""
-        entry = self.table.objects.get(key)
-        put_at = 0.0 if entry is None else entry.version / 1e9  # versions are times
-        deleted_at = self._deleted.get(key, -math.inf)
-        age_s = time.monotonic() - moment
-        return put_at > time.time() - age_s or deleted_at > moment
 
     async def _invalidate(self, key: str) -> bool:
         """Let the nodes drop an object and its copies. Return whether it existed. Raises CacheError
@@ -395,8 +391,7 @@ class Proxy:
         memory of the remaining chunks is in use until then.
         """
         if here := [entry for entry in entries if entry.at]:
-            task = asyncio.ensure_future(self._drop(here))
-            self._drops.add(task)
+            self._drops.add(task := asyncio.ensure_future(self._drop(here)))
             task.add_done_callback(self._drops.discard)
 
     def _give_up(self, entry: Entry) -> None:
@@ -437,7 +432,7 @@ class Proxy:
         if entry.protection < 0:  # nodes were lost meanwhile, too
             self._give_up(entry)
             raise Unavailable(f"{key!r} was not put: its nodes were lost meanwhile.")
-        entry.committed = True
+        entry.committed, entry.committed_at = True, time.monotonic()
         if entry.protection < entry.shape.p:
             self._upkeep.add([entry])
         return {"protection": entry.protection}
@@ -451,7 +446,7 @@ class Proxy:
         entry = of = self.table.objects.get(key)
         self.demand.read(key, now, of.shape.size if of is not None else 0)
         if entry is None or of is None or not readable(of):
-            return {"key": key, "exists": False}
+            return {"key": key, "exists": False, "miss": self._loads.miss()}
         self.table.touch(of)
         self.read_load.read(key, of.shape.size, now)
         next_name = ""
@@ -475,10 +470,7 @@ class Proxy:
         self.demand.forget(key)
         async with self._lock(key):
             self._require_served(key)
-            self._deleted.pop(key, None)
-            self._deleted[key] = time.monotonic()
-            while len(self._deleted) > MAX_KNOWN_DELETIONS:
-                del self._deleted[next(iter(self._deleted))]
+            self._loads.delete(key)
             return {"exists": await self._invalidate(key)}
 
     def _demand(self) -> dict[str, Any]:
@@ -554,8 +546,7 @@ class Proxy:
 
     def _soon(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start ``work`` without waiting for it."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._tasks.add(task := asyncio.ensure_future(work))
         task.add_done_callback(self._tasks.discard)
         return task
 
@@ -569,6 +560,21 @@ class Proxy:
                 spent = 0
             await asyncio.sleep(max(spent / self._rate, 0.0 if spent else IDLE_PAUSE_S))
 
+    def _lose_silent_strangers(self, now: float) -> None:
+        """Forget nodes that are no members, do not register any more and do not answer: such as
+        one that was cut off from MalleTrain, and whose end is not announced.
+        """
+        strangers = {*self._registered, *self.table.nodes} - set(self._members)
+        for address in self._silence.overdue(strangers, now):
+            self._soon(self._lose_unless_alive(address))
+
+    async def _lose_unless_alive(self, address: str) -> None:
+        is_alive = await self._mover.is_alive(address)
+        if not is_alive and self._silence.lasts(address) and address not in self._members:
+            self._arrivals.remove(address)
+            self._lose(address)
+        self._silence.end(address)
+
     async def _one_piece_of_work(self) -> int:
         if not self._slots:
             return 0
@@ -576,9 +582,10 @@ class Proxy:
         if not self._settled.is_set():
             return 0
         now = time.monotonic()
-        for key in [
-            k for k, (began, size) in self._writing.items() if now - began > put_limit_s(size)
-        ]:
+        self._lose_silent_strangers(now)
+        for key, (began, size) in [*self._writing.items()]:
+            if now - began <= put_limit_s(size):
+                continue
             del self._writing[key]
             if (entry := self.table.objects.get(key)) is not None and not entry.committed:
                 self._give_up(entry)

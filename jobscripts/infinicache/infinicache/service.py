@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -122,6 +123,23 @@ def at(values: Mapping[int, float], size: int) -> float:
     return low_value + (values[high] - low_value) * (size - low) / (high - low)
 
 
+def listen_address(host: str) -> str:
+    """Return the address of a host name or address at which to listen: IPv6 if it has no IPv4.
+
+    Raises:
+        CacheError: it has none.
+    """
+    with contextlib.suppress(OSError, UnicodeError):
+        return socket.gethostbyname(host)
+    try:
+        infos = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise CacheError(
+            f'"{host}", the name of this node in MALLETRAIN_HOST, has no address: {error}.'
+        ) from None
+    return str(infos[0][4][0])
+
+
 async def serve(
     capacity: int,
     proxies: int,
@@ -142,7 +160,7 @@ async def serve(
         reserve: share of the memory that puts leave free.
         worth_per_gb: worth of a gigabyte served from memory, samples; 0: values are not reported.
     """
-    host = socket.gethostbyname(membership.host())
+    host = listen_address(membership.host())
     node = CacheNode(
         capacity,
         membership.job_key(),
@@ -282,6 +300,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.worth,
             )
         )
+    except CacheError as error:
+        print(f"infinicache-node: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(
             f"infinicache-node: port {options.port} cannot be opened: {error.strerror}.",

@@ -51,8 +51,8 @@ class Cache:
         """Pickle what it is made of, its secret too: a process that unpickles it, such as a worker
         that is started with ``spawn``, gets connections of its own.
         """
-        addresses, key, options = self._made_of
-        return partial(type(self), **options), (addresses, key)
+        _, key, options = self._made_of
+        return partial(type(self), **options), (self._cache.known_addresses(), key)
 
     def __enter__(self) -> Cache:
         return self
@@ -101,6 +101,8 @@ class Cache:
         """Return the client of this process."""
         if os.getpid() != self._process and not self._loop.is_closed():
             self._leave_parent()
+            _, key, options = self._made_of
+            self._made_of = self._cache.known_addresses(), key, options
             self._begin()
         return self._cache
 

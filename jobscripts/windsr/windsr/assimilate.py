@@ -16,20 +16,23 @@ between stations and model instead of the measured values.
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windsr import WindsrError
-from windsr.fields import MAX_SPEED_MS
+from windsr.fields import MAX_SPEED_MS, SPEED_UNITS
 
 MIN_RADIUS, MAX_RADIUS = 1, 6
 """Minimum radius and default of the maximum (the published one), pixels."""
 T1_M, T2_MS = 30.0, 0.5
 """Default thresholds: standard deviation of terrain (m) and of wind (m/s) inside the radius."""
+log = logging.getLogger("windsr")
 SIGMAS_PER_RADIUS = 2.0
 """The radius in standard deviations of the Gaussian: at the rim the mask is exp(−2) = 0.135."""
 
@@ -271,7 +274,8 @@ def read_observations(
     path: Path, times: NDArray[np.datetime64], y: NDArray[np.floating], x: NDArray[np.floating]
 ) -> dict[int, list[WindObservation]]:
     """Read a table of observations with columns ``time`` (ISO, UTC), ``y``, ``x`` (m, of the fine
-    grid) and ``wind_speed`` (m/s). Return number of the field → observations.
+    grid) and ``wind_speed`` (m/s, or what a column ``units`` says). Return number of the field →
+    observations.
 
     Raises:
         WindsrError: the table cannot be read, or a line has a time or place outside of the fields;
@@ -284,13 +288,14 @@ def read_observations(
         raise WindsrError(f"The observations {path} cannot be read: {error}") from error
     by_field: dict[int, list[WindObservation]] = {}
     step = abs(float(np.diff(x).mean()))
+    places = set[tuple[float, float]]()
     for number, line in enumerate(lines, start=2):
         try:
             when, north, east, value = (
                 np.datetime64(line["time"], "s"),
                 float(line["y"]),
                 float(line["x"]),
-                float(line["wind_speed"]),
+                float(line["wind_speed"]) * _speed_factor(line.get("units") or "m/s", path),
             )
         except (KeyError, TypeError, ValueError):
             raise WindsrError(
@@ -308,6 +313,29 @@ def read_observations(
             raise WindsrError(
                 f"{path}, line {number}: ({north:g}, {east:g}) m is outside of the grid."
             )
+        places.add((north, east))
         for field in fields.tolist():
             by_field.setdefault(field, []).append(WindObservation(row, column, value))
+    if step > 360 and any(each != (0, 0) and _may_be_degrees(*each) for each in places):
+        log.warning(
+            "note: %s: y and x are metres of the grid, and some look like latitudes and "
+            "longitudes: these stations lie within 360 m of the grid's origin.",
+            path,
+        )
     return by_field
+
+
+def _may_be_degrees(y: float, x: float) -> bool:
+    return abs(y) <= 90 and abs(x) <= 360
+
+
+@lru_cache(maxsize=64)  # one note for each
+def _speed_factor(units: str, path: Path) -> float:
+    """Return what a speed in these units is multiplied with for m/s."""
+    factor = SPEED_UNITS.get(units.strip().lower())
+    if factor is None:
+        log.warning(
+            "note: %s: the units %r are not known and taken for m/s; known are %s.",
+            *(path, units, ", ".join(SPEED_UNITS)),
+        )
+    return 1.0 if factor is None else factor

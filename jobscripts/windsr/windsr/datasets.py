@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from windsr import WindsrError
 from windsr.cell_methods import mean_note, require_no_statistic, statistic_of
+from windsr.described import check_description, check_terrain
 from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, same_speed, to_si, units_of
 from windsr.grids import covered, hole_points, local_metres, regrid, steady
 from windsr.moments import TIMES, times_of
@@ -215,6 +216,7 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
             TERRAIN_UNITS,
             f"{name}: terrain",
         )
+        check_terrain(heights, name)
     if heights.shape != speed.shape[-2:]:
         raise WindsrError(
             f"{name}: wind is on a grid of {speed.shape[-2:]} points, the terrain on "
@@ -341,6 +343,7 @@ def _at_height(wind: Any, name: str, options: Options) -> Any:
     """Return one height of a variable that has several. Raises WindsrError if the requested one is
     missing.
     """
+    check_description(wind, name, options.height)
     for dim in wind.dims:
         axis = _vertical_axis(wind, dim)
         if axis is None:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from infinicache import AsyncCache, CacheNode, mover, proxy
+from infinicache import AsyncCache, CacheNode, mover, proxies, proxy
+from infinicache import node as cache_node
 
 from malletrain.streams import connection, server
 from tests.waiting import PATIENCE_S
@@ -17,6 +18,7 @@ from tests.waiting import PATIENCE_S
 connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_TIMEOUT_S = proxy.REGISTRATION_WAIT_S = (
     PATIENCE_S
 )
+cache_node.TOPOLOGY_S = proxies.TOPOLOGY_S = PATIENCE_S
 KEY = b"a secret of the tests"
 MIB = 1 << 20
 
@@ -58,6 +60,11 @@ class Pool:
         await node.close()
         if announce:
             self.announce()
+
+    def cut_off(self, node: CacheNode) -> None:
+        """MalleTrain loses the node: the others learn of it, and the node itself does not."""
+        self.nodes.remove(node)
+        self.announce()
 
     async def leave(self, node: CacheNode) -> None:
         """The node leaves with notice: it drains first."""

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 from infinicache import AsyncCache, Cache, CacheError, CacheNode, mover, stripes
-from infinicache.client import as_bytes
 from infinicache.connection import Peers
+from infinicache.values import as_bytes
 
 from tests.jobscripts.infinicache.pool import KEY, MIB, data, heard, run, until, whole
 from tests.waiting import NEVER_S, PATIENCE_S

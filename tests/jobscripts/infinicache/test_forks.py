@@ -93,6 +93,24 @@ class PoolThread(threading.Thread):
 
         self._loop.call_soon_threadsafe(hang_up)
 
+    def grow(self):
+        """Four nodes join."""
+
+        async def join():
+            for _ in range(4):
+                self.pool.join()
+
+        asyncio.run_coroutine_threadsafe(join(), self._loop).result(PATIENCE_S)
+
+    def shrink(self):
+        """The first four nodes leave with notice."""
+
+        async def leave():
+            for node in self.pool.nodes[:4]:
+                await self.pool.leave(node)
+
+        asyncio.run_coroutine_threadsafe(leave(), self._loop).result(PATIENCE_S)
+
     def stop(self):
         self._loop.call_soon_threadsafe(self._over.set)
         self.join(PATIENCE_S)
@@ -111,6 +129,7 @@ def client(served, program, *arguments):
     return subprocess.Popen(
         argv,
         env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -133,6 +152,41 @@ def test_forks_threads_and_broken_connections_give_no_other_bytes(served, any_se
     assert process.returncode == 0, err
     seen = json.loads(out)
     assert seen == {"own": [0, 0, 0, 0], "children": [0, 0, 0, 0]}
+
+
+FORKED = """
+import json, os, pickle, sys
+from infinicache import Cache
+
+addresses, key = json.loads(sys.argv[1]), bytes.fromhex(sys.argv[2])
+with Cache(addresses, key) as cache:
+    cache.put("k", b"x")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    cache.put("k", b"y")
+    assert cache.get("k") == b"y"
+    print("ready", flush=True)
+    sys.stdin.readline()
+    copy = pickle.loads(pickle.dumps(cache))
+    if (pid := os.fork()) == 0:
+        os._exit(0 if cache.get("k") == b"y" else 1)
+    assert os.waitpid(pid, 0)[1] == 0, "the child"
+    assert copy.get("k") == b"y"
+    copy.close()
+"""
+
+
+def test_a_child_knows_the_members_that_its_parent_has_learned(served):
+    """Those that the cache was made with are gone."""
+    process = client(served, FORKED)
+    assert process.stdout.readline() == "ready\n", process.stderr.read()
+    served.grow()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "ready\n", process.stderr.read()
+    served.shrink()
+    _, err = process.communicate("\n", timeout=PATIENCE_S)
+    assert process.returncode == 0, err
 
 
 LOADER = """

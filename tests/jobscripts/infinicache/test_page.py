@@ -31,6 +31,8 @@ assert value == data.tobytes() and len(part) == receipt.size == 8000
 for _ in range(2):
     assert torch.equal(torch.cat(list(batches)), torch.from_numpy(samples))
 cache.close()
+assert lasting.get("weights") == data.tobytes()
+lasting.close()
 """
 
 
@@ -56,5 +58,5 @@ def test_the_examples_run(served, tmp_path):
         )
     finally:
         daemon.stop()
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     assert done.returncode == 0, done.stderr

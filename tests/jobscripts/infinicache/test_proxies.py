@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,8 @@ from infinicache import proxies
 from infinicache.connection import CallFailed, ConnectionLost
 from infinicache.objects import Unavailable
 from infinicache.proxies import Proxies
+
+from tests.waiting import PATIENCE_S
 
 TIMEOUT_S = 10.0
 
@@ -46,9 +50,7 @@ def test_each_attempt_says_how_long_ago_the_key_was_missed(monkeypatch):
         moments.append(now)
 
     monkeypatch.setattr(proxies, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(
-        proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
-    )
+    monkeypatch.setattr(proxies, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     peers = PeersWithoutRoom()
     with pytest.raises(Unavailable):
         asyncio.run(Proxies(["n1:1"], peers, TIMEOUT_S).ask("key", "begin", missed_at=97.0))
@@ -65,11 +67,7 @@ def test_the_pauses_before_a_request_is_repeated_grow_and_are_bounded(monkeypatc
         pauses.append(pause_s)
 
     monkeypatch.setattr(proxies, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(
-        proxies,
-        "asyncio",
-        SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError),
-    )
+    monkeypatch.setattr(proxies, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     cache = Proxies(["n1:1"], SilentPeers(), TIMEOUT_S)
     with pytest.raises(Unavailable):
         asyncio.run(cache.ask("key", "get"))
@@ -118,10 +116,104 @@ def test_other_members_are_asked_where_the_first_name_a_former_proxy(monkeypatch
     async def sleep(pause_s):
         pass
 
-    monkeypatch.setattr(
-        proxies, "asyncio", SimpleNamespace(sleep=sleep, TimeoutError=asyncio.TimeoutError)
-    )
+    monkeypatch.setattr(proxies, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     contacts = ["a:1", "b:1", "gone:2"]
     cache = Proxies(contacts, PeersWithOldMembers(*old, requests=requests), TIMEOUT_S)
-    assert asyncio.run(cache.ask("key", "find")) == {"answered": "proxy:1"}
+    assert asyncio.run(cache.ask("key", "find")) == {
+        "answered": "proxy:1",
+        "proxy": "proxy:1",
+    }
     assert [address for address, op in requests if op == "topology"] == expected
+
+
+class PeersThatAreSilent(SilentPeers):
+    """Members of which the first one accepts a request and does not answer. ``requests``: addresses
+    in order; ``ended``: whether the request to the first one has ended when the second one is.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.ended: list[bool] = []
+        self._address, self._is_over = "", False
+
+    def at(self, address: str) -> PeersThatAreSilent:
+        self._address = address
+        return self
+
+    async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        address = self._address
+        self.requests.append(address)
+        if address == "a:1":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._is_over = True
+        self.ended.append(self._is_over)
+        return {"proxies": [address], "members": ["a:1", "b:1"]}, b""
+
+
+def test_the_next_member_is_asked_while_one_is_silent(monkeypatch):
+    """Such as one whose processes are stopped."""
+    limit_s = 60.0
+    monkeypatch.setattr(proxies, "TOPOLOGY_S", limit_s)
+    peers = PeersThatAreSilent()
+    cache = Proxies(["a:1", "b:1"], peers, limit_s)
+    assert asyncio.run(cache.learn()) == "b:1"
+    assert peers.requests == ["a:1", "b:1"]
+    assert peers.ended == [False]
+    assert cache.addresses == ["b:1"]
+
+
+class PeersThatJoined(SilentPeers):
+    """Members of which only those at ``new:…`` can be reached."""
+
+    def __init__(self) -> None:
+        self._address = ""
+
+    def at(self, address: str) -> PeersThatJoined:
+        self._address = address
+        return self
+
+    async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        if not self._address.startswith("new:"):
+            raise ConnectionLost("nobody")
+        return {"proxies": [self._address], "members": [self._address]}, b""
+
+
+@pytest.mark.parametrize(
+    "members",
+    [["new:1"], ("new:1",), [SimpleNamespace(address="new:1")], iter(["new:1"])],
+    ids=["list", "tuple", "members", "iterator"],
+)
+def test_the_members_are_looked_up_as_addresses_or_as_members(members):
+    cache = Proxies(["old:1"], PeersThatJoined(), TIMEOUT_S, lambda: members)
+    assert asyncio.run(cache.learn()) == "new:1"
+    assert cache.contacts == ["new:1", "old:1"]
+
+
+def test_a_text_is_no_list_of_members():
+    cache = Proxies(["old:1"], PeersThatJoined(), TIMEOUT_S, lambda: "new:1")
+    with pytest.raises(Unavailable, match="members= returns 'new:1'; return a list of addresses"):
+        asyncio.run(cache.learn())
+    assert cache.contacts == ["old:1"]
+
+
+BLOCKED = """
+import asyncio, threading
+from infinicache import AsyncCache, CacheError
+async def main():
+    async with AsyncCache(["127.0.0.1:1"], timeout_s=0.2, members=threading.Event().wait) as cache:
+        try:
+            await cache.get("key")
+        except CacheError as error:
+            print(error)
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_while_its_lookup_of_members_is_blocked():
+    ended = subprocess.run(
+        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert "cannot be looked up: TimeoutError" in ended.stdout
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from infinicache import CacheError, proxy
+from infinicache import CacheError, loads, proxy
 
 from tests.jobscripts.infinicache.pool import data, heard, run, until
 
@@ -88,18 +88,111 @@ def test_a_load_does_not_undo_what_another_client_does_meanwhile(change):
     run(work)
 
 
-def test_a_load_that_waits_for_a_slow_delete_does_not_undo_it(monkeypatch):
-    """The delete begins after the miss and takes longer than the load."""
-    ahead_s = 0.0
-    clock = SimpleNamespace(
-        monotonic=lambda: time.monotonic() + ahead_s,
-        time=lambda: time.time() + ahead_s,
-        time_ns=lambda: time.time_ns() + int(ahead_s * 1e9),
-    )
-    monkeypatch.setattr(proxy, "time", clock)
+@pytest.mark.parametrize("order", ["put, get", "get, put, find"])
+@pytest.mark.parametrize("end", ["commits", "stays unfinished"])
+def test_a_load_does_not_replace_a_put_that_is_under_way_at_its_miss_and_ends_before_it(order, end):
+    """The version of that put is older than the miss. One that does not end is overtaken: its
+    client may have died.
+    """
 
     async def work(make):
-        nonlocal ahead_s
+        pool = make(3)
+        async with pool.cache(code=(2, 1)) as putter, pool.cache(code=(2, 1)) as cache:
+            await heard(cache, pool)
+            begun, go, request, find, missed, loaded = (asyncio.Event() for _ in range(6))
+
+            async def pieces():
+                begun.set()
+                await go.wait()
+                yield b"new"
+
+            async def load(key):
+                missed.set()
+                await loaded.wait()
+                return b"old"
+
+            handlers = pool.nodes[0].server.handlers
+            find_object = handlers["find"]
+
+            async def later(**arguments):
+                request.set()
+                await find.wait()
+                return await find_object(**arguments)
+
+            handlers["find"] = later
+            if order == "get, put, find":
+                loading = asyncio.ensure_future(cache.get("k", load))
+                await request.wait()
+            putting = asyncio.ensure_future(putter.put_stream("k", 3, pieces()))
+            await begun.wait()
+            if order == "put, get":
+                loading = asyncio.ensure_future(cache.get("k", load))
+            find.set()
+            await missed.wait()
+            if end == "commits":
+                go.set()
+                await putting
+            loaded.set()
+            assert await loading == b"old"
+            assert await cache.get("k") == (b"new" if end == "commits" else b"old")
+            if end != "commits":
+                go.set()
+                with pytest.raises(CacheError, match="overtaken"):
+                    await putting
+            account(pool)
+
+    run(work)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of proxies, which is ``ahead_s`` ahead."""
+    clock = SimpleNamespace(
+        ahead_s=0.0,
+        monotonic=lambda: time.monotonic() + clock.ahead_s,
+        time=lambda: time.time() + clock.ahead_s,
+        time_ns=lambda: time.time_ns() + int(clock.ahead_s * 1e9),
+    )
+    monkeypatch.setattr(proxy, "time", clock)
+    monkeypatch.setattr(loads, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("change", ["put", "delete"])
+def test_a_load_that_reaches_the_proxy_late_does_not_undo_what_was_done_meanwhile(clock, change):
+    """As if its put was under way for half a minute: its age counts from the miss."""
+
+    async def work(make):
+        pool = make(3)
+        async with pool.cache() as cache, pool.cache() as other:
+            handlers = pool.nodes[0].server.handlers
+            begin_put = handlers["begin"]
+
+            async def later(**arguments):
+                if "loaded_s" in arguments:
+                    clock.ahead_s = 30.0
+                return await begin_put(**arguments)
+
+            handlers["begin"] = later
+
+            async def load(key):
+                await other.put("k", b"new")
+                if change == "delete":
+                    await other.delete("k")
+                return b"old"
+
+            assert await cache.get("k", load) == b"old"
+            assert clock.ahead_s
+            assert await other.get("k") == (b"new" if change == "put" else None)
+            account(pool)
+
+    run(work)
+
+
+def test_a_load_that_waits_for_a_slow_delete_does_not_undo_it(clock):
+    """The delete begins after the miss and takes longer than the load."""
+
+    async def work(make):
         pool = make(3)
         async with pool.cache() as cache, pool.cache() as other:
             missed, loaded, waits = (asyncio.Event() for _ in range(3))
@@ -127,7 +220,7 @@ def test_a_load_that_waits_for_a_slow_delete_does_not_undo_it(monkeypatch):
             handlers["begin"] = entered
             loaded.set()
             await waits.wait()
-            ahead_s = 30.0
+            clock.ahead_s = 30.0
             go.set()
             assert await deleting
             assert await loading == b"old"

@@ -1,11 +1,13 @@
 """What the cache says of its worth, and when it says it anew."""
 
 import asyncio
+import socket
 
 import pytest
-from infinicache.service import MIN_VALUE, at, has_changed, report_values
+from infinicache import AsyncCache, CacheNode
+from infinicache.service import MIN_VALUE, at, has_changed, listen_address, main, report_values
 
-from tests.jobscripts.infinicache.pool import until
+from tests.jobscripts.infinicache.pool import KEY, MIB, until
 from tests.jobscripts.infinicache.test_cache import data, run
 
 
@@ -17,6 +19,40 @@ class Group:
 
     def set_values(self, nodes):
         self.calls.append(nodes)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("[::1]", "::1"), ("fd00::2", "fd00::2")],
+)
+def test_a_node_listens_at_its_address_of_either_version(host, expected):
+    assert listen_address(host) == expected
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "a..b"])
+def test_a_host_without_an_address_is_refused_in_a_sentence(host, monkeypatch, capsys):
+    monkeypatch.setenv("MALLETRAIN_HOST", host)
+    assert main(["--memory", "1M"]) == 1
+    assert f'infinicache-node: "{host}", the name of this node' in capsys.readouterr().err
+
+
+def test_a_cache_on_nodes_with_ipv6_only():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("This machine has no IPv6.")
+
+    async def work(make):
+        node = CacheNode(MIB, KEY, host="::1")
+        assert node.address.startswith("[::1]:")
+        node.view([node.address])
+        for address in (node.address, node.address.replace("[", "").replace("]", "")):
+            async with AsyncCache([address], KEY) as cache:
+                await cache.put("k", b"x")
+                assert await cache.get("k") == b"x"
+        await node.close()
+
+    run(work)
 
 
 def test_between_sizes_it_is_read_off_as_a_plan_does():

@@ -19,6 +19,7 @@ from windsr.assimilate import (
     soft_mask,
     spread_innovations,
 )
+from windsr.fields import SPEED_UNITS
 
 from tests.draws import cases
 
@@ -195,6 +196,38 @@ def test_observations_are_read_by_time_and_place(tmp_path):
         1: [WindObservation(1, 3, 7.5)],
         0: [WindObservation(0, 0, 1.0)],
     }
+
+
+def test_observations_say_their_units(tmp_path, caplog):
+    table = tmp_path / "o.csv"
+    rows = ["time,y,x,wind_speed,units", "2017-06-03T15:00,0,0,36,km/h"]
+    rows += ["2017-06-03T15:00,0,2000,20,KT ", "2017-06-03T15:00,0,4000,3,"]
+    table.write_text("\n".join(rows))
+    values = [each.value for each in read_observations(table, TIMES, AXIS, AXIS)[1]]
+    assert values == pytest.approx([10.0, 20 * 1852 / 3600, 3.0])
+    assert not caplog.records
+    table.write_text("\n".join([rows[0], *2 * ["2017-06-03T15:00,0,0,3,mps"]]))
+    assert [each.value for each in read_observations(table, TIMES, AXIS, AXIS)[1]] == [3.0, 3.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"note: {table}: the units 'mps' are not known and taken for m/s; known are "
+        f"{', '.join(SPEED_UNITS)}."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "noted"),
+    [(["52.1,4.3"], True), (["0,0", "2000,-50"], False), (["0,0"], False), (["-33,151"], True)],
+)
+def test_observations_in_degrees_are_noted(tmp_path, caplog, places, noted):
+    table = tmp_path / "o.csv"
+    rows = [f"2017-06-03T15:00,{place},3" for place in places]
+    table.write_text("\n".join(["time,y,x,wind_speed", *rows]))
+    axis = AXIS - 4000.0
+    if places[-1].startswith("2000"):
+        read_observations(table, TIMES, axis, axis)
+    else:
+        assert len(read_observations(table, TIMES, axis, axis)[1]) == len(places)
+    assert [("look like latitudes" in r.getMessage()) for r in caplog.records] == [True] * noted
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,23 @@ def test_bad_pbs(tmp_path):
         read_pbs(tmp_path)
 
 
-def test_a_job_of_sacct_that_ran_while_clocks_were_set_back(tmp_path):
-    """From 02:50 to 02:10 of the hour after it, which Slurm calls the same."""
-    text = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:21:00")
-    log = read_log(write(tmp_path, text))
-    assert log.jobs[0].run_s == 1200.0
-    assert log.skipped == 1
-    never = SACCT.replace("2024-01-01T01:00:00", "2023-12-31T23:00:59")
-    assert read_log(write(tmp_path, never)).skipped == 2, "nobody's clock was set back so far"
+@pytest.mark.parametrize(
+    ("zone", "end", "run_s"),
+    [("America/Chicago", "01:10", 1200), ("UTC", "01:10", 0), ("America/Chicago", "00:59", 0)],
+)
+def test_a_job_of_sacct_that_ran_while_clocks_were_set_back(
+    tmp_path, monkeypatch, zone, end, run_s
+):
+    """From 01:50 to 01:10 of the hour after it, which Slurm calls the same."""
+    times = f"2024-11-03T01:00:00|2024-11-03T01:50:00|2024-11-03T{end}:00"
+    text = f"{SACCT}15|{times}|COMPLETED|1|n9\n"
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        log = read_log(write(tmp_path, text))
+    time.tzset()
+    assert [job.run_s for job in log.jobs[2:]] == [run_s] * bool(run_s)
+    assert log.skipped == 1 + (not run_s)
 
 
 def test_sacct_of_a_month_and_the_next_one(tmp_path):

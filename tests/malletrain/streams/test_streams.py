@@ -98,3 +98,47 @@ def test_closed_connections_say_so():
 
     with pytest.raises(StreamError, match="This client is closed"):
         asyncio.run(run())
+
+
+def test_a_request_that_is_cancelled_before_the_handshake_leaves_no_socket_open():
+    """As one of several members that are asked at once, when another one answers first."""
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        peers = PeerConnections(KEY, "tests")
+        request = peers.at(f"127.0.0.1:{listener.getsockname()[1]}").call("double")
+        asking = asyncio.ensure_future(request)
+        sock, _ = await loop.sock_accept(listener)
+        sock.setblocking(False)
+        for _ in range(5):  # it waits for the handshake
+            await asyncio.sleep(0)
+        asking.cancel()
+        async with connection.time_limit(PATIENCE_S):
+            assert await loop.sock_recv(sock, 1) == b""
+        sock.close()
+        listener.close()
+        peers.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_listens_at_an_address_of_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("This machine has no IPv6.")
+
+    async def run():
+        peers = PeerConnections(KEY, "tests")
+        for host in ("::1", "[::1]"):
+            made = StreamServer({"one": lambda: {"number": 1}}, KEY, "tests", host)
+            port = made.address.rpartition(":")[2]
+            assert made.address == f"[::1]:{port}"
+            for address in (made.address, f"::1:{port}"):
+                assert (await peers.at(address).call("one"))[0]["number"] == 1
+            made.close()
+        peers.close()
+
+    asyncio.run(run())

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "importance-sampling.md 1": "tests/docs/test_importance_sampling.py",
     "infinicache.md 1": "tests/jobscripts/infinicache/test_page.py",
     "infinicache.md 2": "tests/jobscripts/infinicache/test_page.py",
+    "infinicache.md 3": "tests/jobscripts/infinicache/test_page.py",
     "python.md 1": "tests/integration/test_python.py",
     "llm-gateway.md 1": "tests/jobscripts/llm/test_gateway.py",
     "llm-gateway.md 2": "tests/jobscripts/llm/test_gateway_batches.py",

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 
 from benchmarks.datacache_source import IMAGE_BYTES, SHARD, SourceClient
 from malletrain import DataCache, ElasticSampler
+from malletrain.datacache.members import members_file, write_members
 from malletrain.datacache.packing import ALIGN, pack
-from malletrain.datacache.peers import members_file, write_members
 from malletrain.datacache.serving import SampleService
 from malletrain.datacache.store import HEADER_BYTES, private_data_folder
 from malletrain.protocol import env

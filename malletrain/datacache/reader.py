@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from malletrain.datacache.counts import ReadCounts
+from malletrain.datacache.members import Members
 from malletrain.datacache.packing import CannotPackError, ClassNotImportedError, pack, unpack
-from malletrain.datacache.peers import Members, SamplePeers
+from malletrain.datacache.peers import SamplePeers
 from malletrain.datacache.store import NodeStore
 
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

@@ -10,7 +10,7 @@ import logging
 import os
 from pathlib import Path
 
-from malletrain.datacache.peers import members_file, write_members
+from malletrain.datacache.members import members_file, write_members
 from malletrain.datacache.serving import SampleService
 from malletrain.protocol import env
 from malletrain.protocol.job_keys import job_secret

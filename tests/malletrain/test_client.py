@@ -216,6 +216,7 @@ def forgotten_connection(folder):
     connection = Connection.of(folder)
     assert connection.status().pid == 42
     connection.itself = connection
+    return open_sockets()
 
 
 def forgotten_async_connection(folder):
@@ -223,8 +224,9 @@ def forgotten_async_connection(folder):
         connection = AsyncConnection(find(folder))
         assert (await connection.do(operations.status())).pid == 42
         connection.itself = connection
+        return open_sockets()
 
-    asyncio.run(use())
+    return asyncio.run(use())
 
 
 def open_sockets():
@@ -234,9 +236,9 @@ def open_sockets():
 @pytest.mark.parametrize("use", [forgotten_connection, forgotten_async_connection])
 def test_a_connection_that_nobody_closes_is_collected(daemon, use):
     """Its context would wait for ever for sockets that the collector finds together with it."""
+    gc.collect()
     before = open_sockets()
-    use(daemon.state_dir)
-    assert open_sockets() > before
+    assert use(daemon.state_dir) > before
     collector = threading.Thread(target=gc.collect, daemon=True)
     collector.start()
     collector.join(PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -213,7 +214,11 @@ asyncio.run(main())
 
 def test_a_process_ends_while_its_lookup_of_members_is_blocked():
     ended = subprocess.run(
-        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", BLOCKED],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert "cannot be looked up: TimeoutError" in ended.stdout
     assert (ended.returncode, ended.stderr) == (0, "")

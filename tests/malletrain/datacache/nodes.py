@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from malletrain.datacache.cache import DataCache
-from malletrain.datacache.peers import members_file, write_members
+from malletrain.datacache.members import members_file, write_members
 from malletrain.datacache.serving import SampleService
 from malletrain.datacache.store import private_data_folder
 from malletrain.protocol import env

@@ -14,13 +14,8 @@ import pytest
 
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import serving
-from malletrain.datacache.peers import (
-    Members,
-    SamplePeers,
-    intact_samples,
-    members_file,
-    write_members,
-)
+from malletrain.datacache.members import Members, members_file, write_members
+from malletrain.datacache.peers import SamplePeers, intact_samples
 from malletrain.datacache.serving import SampleService, data_key
 from malletrain.datacache.store import DataSetIdentity, attach, check_sum, private_data_folder
 from tests.waiting import NEVER_S, PATIENCE_S, until

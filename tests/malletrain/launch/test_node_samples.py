@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from malletrain.datacache.peers import Members, members_file, write_members
+from malletrain.datacache.members import Members, members_file, write_members
 from malletrain.launch.node_samples import NodeSamples, node_samples
 from malletrain.memory.folder import SHARED_MEMORY
 from malletrain.protocol import env, messages

@@ -12,8 +12,7 @@ from malletrain.protocol import env
 from malletrain.protocol.phases import PHASES
 from malletrain.rounds.interface import STAGES, RoundStage
 from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.table import EVENTS, RoundEvent
-from malletrain.rounds.transitions import LIVE_TABLE, RESTART_TABLE
+from malletrain.rounds.table import EVENTS, LIVE_TABLE, RESTART_TABLE, RoundEvent
 from malletrain.sweep.spec import Sweep
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "jobscripts" / "federated"))

@@ -29,8 +29,7 @@ from jpa.messages import (
     SetSize,
 )
 from jpa.phase import Prior
-from jpa.plan import PlanConfig, ProfilePlan, ladder, new_plan, next_size
-from jpa.profile import AdvisorConfig
+from jpa.profile import AdvisorConfig, PlanConfig, ProfilePlan, ladder, new_plan, next_size
 from jpa.reuse import ModelSize, StoredCurve, inherit_curve, prior_from, profile_key
 
 __all__ = [

@@ -45,8 +45,15 @@ from jpa.messages import (
     ScriptCrashed,
     SetSize,
 )
-from jpa.plan import ProfilePlan, is_known, new_plan, next_step
-from jpa.profile import AdvisorConfig, Profile, WaitingProfile
+from jpa.profile import (
+    AdvisorConfig,
+    Profile,
+    ProfilePlan,
+    WaitingProfile,
+    is_known,
+    new_plan,
+    next_step,
+)
 from jpa.reuse import inherit_curve
 
 

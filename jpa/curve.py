@@ -1,7 +1,7 @@
 """The scaling curve of one job: one curve for each phase, updated as long as the job runs.
 
 Decides the estimate of a job's throughput at every size, and when it has changed. It does not
-choose what to measure (:mod:`jpa.plan`) and does not value sizes (the allocator does, from
+choose what to measure (:mod:`jpa.profile`) and does not value sizes (the allocator does, from
 :meth:`MeasuredCurve.conservative`).
 
 A phase is a period in which the work of one step is constant; its name begins with the batch size

@@ -2,7 +2,7 @@
 
 Decides the estimate at a size without a measurement, and its uncertainty, from a few measured
 sizes. It does not decide which
-sizes to measure (:mod:`jpa.plan`) and when to use the law (:mod:`jpa.phase`).
+sizes to measure (:mod:`jpa.profile`) and when to use the law (:mod:`jpa.phase`).
 
 With ``w(k) = k / rate(k)`` (node-seconds per sample at ``k`` nodes) the law is
 

@@ -1,7 +1,7 @@
 """Measurement of a job's throughput at a fixed size, from its ordinary progress reports.
 
 Decides the estimate, its interval, and when one size has been measured. It does not decide which
-size comes next (:mod:`jpa.plan`) and does not keep a curve (:mod:`jpa.curve`). :func:`t975` and
+size comes next (:mod:`jpa.profile`) and does not keep a curve (:mod:`jpa.curve`). :func:`t975` and
 :func:`t995` are the quantiles of all measured means.
 
 :func:`steady_throughput` is the one estimate of what a job processes at a size when nothing

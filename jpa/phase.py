@@ -1,7 +1,7 @@
 """The scaling curve of one phase of a job: estimates at measured and other sizes, with uncertainty.
 
 Decides the estimate at any size from the points of one phase and an optional prior. It does not
-decide which phase a job is in (:mod:`jpa.curve`) and what to measure next (:mod:`jpa.plan`).
+decide which phase a job is in (:mod:`jpa.curve`) and what to measure next (:mod:`jpa.profile`).
 
 * At a measured size the estimate is the point itself.
 * Between two sizes, seconds per sample are linear in 1/k, ``1/rate = s0 + s1/k``. This is Amdahl's

@@ -2,7 +2,7 @@
 
 Decides which jobs share a curve (those with the same key) and which prior a stored curve gives: one
 with the same key, or one of a model of similar size. It does not store curves (the daemon does) and
-does not decide what is measured despite the prior (:mod:`jpa.plan`).
+does not decide what is measured despite the prior (:mod:`jpa.profile`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 :func:`start_launcher` looks up what only the node knows: the container runtime, the GPUs, the
 location of the agent's own packages. :mod:`malletrain.agent.software` decides which paths a
 container sees and which variables are passed into it, :mod:`malletrain.agent.launch` the command
-and the environment of the launcher, and :mod:`malletrain.agent.containers` the command line of the
+and the environment of the launcher, and :mod:`malletrain.agent.software` the command line of the
 container runtime.
 """
 
@@ -20,13 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-from malletrain.agent.containers import (
-    RUNTIMES,
-    ContainerRuntime,
-    ContainerSpec,
-    container_command,
-    runtime_environment,
-)
 from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import (
     JobPlace,
@@ -38,14 +31,19 @@ from malletrain.agent.launch import (
 )
 from malletrain.agent.process import JobProcess
 from malletrain.agent.software import (
+    RUNTIMES,
+    ContainerRuntime,
+    ContainerSpec,
     binds,
     command_in_container,
+    container_command,
     describe_environment,
     enter_command,
     missing_mount_points,
     owner_command,
     passed_variables,
     python_command,
+    runtime_environment,
     task_environment_command,
     task_prefix_in_container,
 )

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from malletrain.config.units import UnitError, parse_size
-from malletrain.sim.resources import Resources, pbs_size
+from malletrain.sim.logged_jobs import Resources, pbs_size
 from malletrain.sim.text_files import first_line, lines_of, read_text
 from malletrain.sim.workloads import WorkloadError
 from scavenger.hostlist import HostlistError, expand

@@ -4,8 +4,8 @@ decides when to swap them out. Pure.
 The ranks of a job step in lockstep, at the speed of the slowest. In each window the detector
 compares each node's busy time per step, without waits, with the median of its peers. Decides which
 nodes are persistently slow, how long a node counts as slow, and whether a job is faster without it.
-:mod:`malletrain.training.busy` measures the work within a step; the plan decides where the job goes
-instead.
+:mod:`malletrain.training.step_times` measures the work within a step; the plan decides where the
+job goes instead.
 
 Some ranks have more work than others on any node (rank 0 that evaluates, pipeline stages). If the
 same rank of a job is slow on a second node, the detector ignores the job from then on and withdraws

@@ -22,8 +22,7 @@ from malletrain.elastic.same_on_all import RATE_KEYS
 from malletrain.training import parameter_order, rng
 from malletrain.training.averages import UnsavedAverages
 from malletrain.training.dict_tensors import DictTensors
-from malletrain.training.module_attributes import ModuleAttributes
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.objects import (
     check_object,
     load_state,

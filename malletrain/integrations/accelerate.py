@@ -37,7 +37,7 @@ from malletrain.integrations.random_states import RandomStates, read_states, sav
 from malletrain.training import owner, report
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.epoch_begin import EpochBegin
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.module_attributes import ModuleNumbers
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers

@@ -37,12 +37,15 @@ import malletrain
 from malletrain.integrations import checkpoints, lightning_rounds
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
-from malletrain.integrations.lightning_loader import Loader
-from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles, StepSchedulers
+from malletrain.integrations.lightning_rounds import (
+    EpochResults,
+    Loader,
+    ModelFiles,
+    StepSchedulers,
+)
 from malletrain.integrations.random_states import RandomStates
 from malletrain.training import owner, report, rng
-from malletrain.training.module_attributes import ModuleAttributes
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 

@@ -1,5 +1,5 @@
 """Continues what Lightning holds beside model and optimizer over the rounds of a job: loggers, the
-files of ``ModelCheckpoint``, and the results accumulated over an epoch.
+files of ``ModelCheckpoint``, the results accumulated over an epoch, and the position of the loader.
 
 :func:`keep`, :func:`go_on_in` and :func:`go_on` continue the loggers: one version, without repeated
 or lost rows. They decide where a logger continues that would otherwise create a new version at each
@@ -16,6 +16,10 @@ of an epoch: the sums over all ranks, with which one rank continues.
 :class:`StepSchedulers` lets the ``frequency`` of a scheduler with ``interval="step"`` count steps,
 as at one micro-batch a step. Lightning counts the micro-batches of a rank, whose number depends on
 the number of ranks. Lightning calls the schedulers.
+
+:class:`Loader` is what ``MalleTrainCallback.loader()`` returns for ``trainer.fit()``. It decides
+when torch's generator advances: as with torch's loader alone, also where a run resumes and
+Lightning makes the iterator in another place.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from malletrain.integrations import checkpoints
-from malletrain.training import owner, report
+from malletrain.integrations.constant_batch import ConstantBatch
+from malletrain.training import owner, report, rng
 from malletrain.training.owner import Owner
 
 _ROWS_FILE = "metrics.csv"
@@ -373,3 +379,51 @@ def _synced_state(metric: Any) -> dict[str, Any]:
     """Return the state of a metric over all ranks."""
     with metric.sync_context(should_sync=torch.distributed.is_initialized()):
         return {name: getattr(metric, name) for name in metric._defaults}
+
+
+class Loader:
+    """The batches for ``fit``. Not a DataLoader, because Lightning would distribute its batches
+    over the ranks a second time.
+    """
+
+    def __init__(self, loader: DataLoader[Any], batches: ConstantBatch) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._draws = False
+        """Whether torch's loader drew a number the last time."""
+        self.is_late = False
+        """Whether the generators were set after the iterator was made, to a state before that."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start to read. The seed of the loader's workers follows from the state of torch's
+        generator and from the position: where a run resumes, Lightning calls this in another place
+        than in a run without changes. The generator advances as with the loader alone.
+        """
+        state = torch.get_rng_state()
+        rng.branch(self._batches.samples_done)
+        before = torch.get_rng_state()
+        try:
+            batches = iter(self._loader)
+            draws = not torch.equal(before, torch.get_rng_state())
+        finally:
+            torch.set_rng_state(state)
+        self._draws, self.is_late = draws, False
+        self.draw()
+        return batches
+
+    def draw(self) -> None:
+        """Advance torch's generator as its loader does when it draws that seed."""
+        if self._draws:
+            torch.empty((), dtype=torch.int64).random_()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state; Lightning calls it to see whether the loader can resume. The
+        callback sets the start.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: there is no state."""

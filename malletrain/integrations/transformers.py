@@ -38,7 +38,7 @@ from malletrain.integrations.guard import StateGuard
 from malletrain.integrations.random_states import RandomStates, read_states, save_states
 from malletrain.training import owner, report
 from malletrain.training.epoch_begin import undo_of
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.module_attributes import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 from malletrain.training.tracking import mlflow_run, run_id

@@ -52,7 +52,7 @@ class SoftwareEnvironment(
     container: str | None = None
     """The image; empty: no container; None: the site's default."""
     runtime: str = "auto"
-    """Container runtime, a name in :data:`malletrain.agent.containers.RUNTIMES`."""
+    """Container runtime, a name in :data:`malletrain.agent.software.RUNTIMES`."""
     binds: tuple[str, ...] = ()
     """Additional bind mounts of the container: ``SRC`` or ``SRC:DST``."""
     options: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from malletrain.protocol.failures import by_cause, describe, secondary, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, AssignmentPhase
-from malletrain.rounds.actions import Action, Broke
+from malletrain.rounds.interface import Action, Broke
 
 LOST_PEER_GRACE_FACTOR = 3.0
 """Factor on the failure grace if the errors of all workers are of a lost peer that is not known

@@ -14,7 +14,7 @@ from itertools import islice
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AT_WORK, BROKEN, OF_NO_ROUND, AssignmentPhase
-from malletrain.rounds.actions import Action, SendAssign, SendRelease
+from malletrain.rounds.interface import Action, SendAssign, SendRelease
 
 MAX_SAMPLE_NODES = 512
 """Maximum number of nodes of a job that pool their samples. Every member of a round gets the

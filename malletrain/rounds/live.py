@@ -1,7 +1,7 @@
 """The rescales of a job in live mode: workers stay alive between rounds and hold the job's state.
 
 The differences from :class:`malletrain.rounds.restart.RestartRounds`, in
-:data:`malletrain.rounds.transitions.LIVE_TABLE` and in the methods below:
+:data:`malletrain.rounds.table.LIVE_TABLE` and in the methods below:
 
 * There is no drain while a member stays. Only a job that loses all its nodes takes a snapshot.
 * Members that hold state come first in rank order.
@@ -19,12 +19,17 @@ from typing import ClassVar
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, HOLDING, AssignmentPhase
-from malletrain.rounds.actions import Action, Broke, NodesRejected, SendAbort, SendRelease
 from malletrain.rounds.failure_grace import own_fault
-from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.interface import (
+    Action,
+    Broke,
+    NodesRejected,
+    RoundStage,
+    SendAbort,
+    SendRelease,
+)
 from malletrain.rounds.restart import RestartRounds
-from malletrain.rounds.table import Occurrence, RoundEvent, Table
-from malletrain.rounds.transitions import LIVE_TABLE, RESTART_TABLE
+from malletrain.rounds.table import LIVE_TABLE, RESTART_TABLE, Occurrence, RoundEvent, Table
 
 MAX_EXTENSIONS = 20
 """Maximum time, in units of ``join_s``, that a round waits for members to reach the end of a step.

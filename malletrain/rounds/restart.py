@@ -1,7 +1,7 @@
 """The rescales of a job in restart mode. Pure, without a clock.
 
 A round has exactly the members that were planned and are ready. A joiner that is not ready in time
-is rejected. :data:`malletrain.rounds.transitions.RESTART_TABLE` decides what happens in which
+is rejected. :data:`malletrain.rounds.table.RESTART_TABLE` decides what happens in which
 stage, the methods of :class:`RestartRounds` membership, ranks and time limits. The controller
 decides the nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
 """
@@ -14,21 +14,22 @@ from typing import ClassVar
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AT_WORK, BROKEN, TAKES_ROUND, TRAINS, AssignmentPhase
-from malletrain.rounds.actions import (
+from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
+from malletrain.rounds.holdings import Holdings, NodeHolder, ScriptEnds
+from malletrain.rounds.interface import (
     Action,
     Broke,
     NodesRejected,
+    RoundSettings,
+    RoundStage,
     SaveRound,
     SendDrain,
     SendRound,
+    View,
     WorkersDone,
     WorkersRunning,
 )
-from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
-from malletrain.rounds.holdings import Holdings, NodeHolder, ScriptEnds
-from malletrain.rounds.interface import RoundSettings, RoundStage, View
-from malletrain.rounds.table import Occurrence, RoundEvent, RoundMachine, Table
-from malletrain.rounds.transitions import RESTART_TABLE
+from malletrain.rounds.table import RESTART_TABLE, Occurrence, RoundEvent, RoundMachine, Table
 
 IDLE, WARMING, DRAINING, FORMING, RUNNING, FINISHING, COMPLETED = RoundStage
 

@@ -21,19 +21,21 @@ from dataclasses import dataclass, field
 from malletrain.protocol.failures import by_cause, describe, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, UP, AssignmentPhase
-from malletrain.rounds.actions import (
+from malletrain.rounds.holdings import Holdings, NodeHolder
+from malletrain.rounds.interface import (
     Action,
     AllUp,
     Broke,
     NodesRejected,
+    RoundSettings,
+    RoundStage,
     SaveRound,
     SendView,
     StartMeasured,
+    View,
     ViewMember,
     WorkersDone,
 )
-from malletrain.rounds.holdings import Holdings, NodeHolder
-from malletrain.rounds.interface import RoundSettings, RoundStage, View
 
 
 @dataclass

@@ -18,8 +18,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malletrain.sim.logged_jobs import FILE_LINES, JobLog, LogJob, first_known, job_log
-from malletrain.sim.resources import holds_part_of_gpu, pbs_resources, slurm_tres
+from malletrain.sim.logged_jobs import (
+    FILE_LINES,
+    JobLog,
+    LogJob,
+    first_known,
+    holds_part_of_gpu,
+    job_log,
+    pbs_resources,
+    slurm_tres,
+)
 from malletrain.sim.text_files import first_line, json_objects, lines_of
 from malletrain.sim.workloads import WorkloadError
 from scavenger.hostlist import HostlistError, expand

@@ -18,8 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from malletrain.sim.accounting_logs import SACCT, read_pbs, read_sacct
-from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
-from malletrain.sim.resources import Resources
+from malletrain.sim.logged_jobs import JobLog, LogJob, Resources, job_log
 from malletrain.sim.text_files import first_line, read_text
 from malletrain.sim.workloads import WorkloadError
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 
 from malletrain.training import report
+from malletrain.training.disk_tier import group_store
 from malletrain.training.ranks import rank_and_world
-from malletrain.training.snapshot_choice import group_store
 
 WAIT_S = 1.0
 """Maximum time that rank 0 waits, seconds. The state is saved then, but of a notice of 5 s a drain

@@ -1,11 +1,14 @@
-"""The plan of an epoch: its order, its global batches, and each rank's share of them.
+"""The plan of an epoch: its order, its global batches, each rank's share of them, and the samples
+that a rank needs next.
 
-Decides which samples form a global batch, and which rank trains on which of them. Pure: the current
-position is in :mod:`malletrain.training.sampler`, and no data is read.
+Decides which samples form a global batch, and which rank trains on which of them. The order of an
+epoch is known before it begins, so nothing has to be guessed from what was read before. Pure: the
+current position is in :mod:`malletrain.training.sampler`, and no data is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,3 +155,52 @@ def _mix(seed: int, epoch: int) -> int:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (value ^ (value >> shift)) * factor % 2**64
     return (value ^ (value >> 31)) % 2**32
+
+
+@dataclass(frozen=True)
+class UpcomingBatch:
+    """One batch of a rank."""
+
+    epoch: int
+    """Number of its epoch."""
+    position: int
+    """Position of its global batch in the epoch, samples."""
+    samples: tuple[int, ...]
+    """Indices of the rank's samples."""
+
+
+def upcoming_batches(
+    plan: EpochPlan,
+    order: Callable[[int], Sequence[int] | Any],
+    rank: int,
+    epoch: int,
+    position: int,
+    count: int,
+) -> list[UpcomingBatch]:
+    """Return the next batches of a rank, over the end of the epoch into the next one.
+
+    Args:
+        plan: division of an epoch into batches.
+        order: function that returns the order of an epoch, by its number: a sequence or a tensor of
+            sample indices.
+        rank: rank of the process.
+        epoch: epoch of the next batch.
+        position: position in it, samples over all ranks.
+        count: number of batches.
+    """
+    batches: list[UpcomingBatch] = []
+    indices = order(epoch) if count > 0 else ()
+    while len(batches) < count:
+        size = plan.batch_at(position)
+        if not size:
+            if position == 0:  # an epoch without a batch
+                break
+            epoch, position = epoch + 1, 0
+            indices = order(epoch)
+            continue
+        start, length = plan.share(size, rank)
+        share = indices[position + start : position + start + length]
+        samples = share.tolist() if hasattr(share, "tolist") else list(share)
+        batches.append(UpcomingBatch(epoch, position, tuple(samples)))
+        position += size
+    return batches

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from malletrain.training import shard_files, snapshot_choice, snapshot_file
+from malletrain.training import disk_tier, shard_files, snapshot_file
 from malletrain.training.sharded_state import MARK
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -47,7 +47,7 @@ def read_weights(path: str, name: str = "") -> Weights:
     """
     bad: dict[str, str] = {}
     while True:
-        payload, file = snapshot_choice.newest(path, _MAX_EARLIER, lambda *_: None, bad)
+        payload, file = disk_tier.newest(path, _MAX_EARLIER, lambda *_: None, bad)
         if payload is None:
             raise SnapshotError(f"There is no snapshot {path}.")
         if not payload.get(shard_files.KEY):
@@ -61,7 +61,7 @@ def read_weights(path: str, name: str = "") -> Weights:
     tensors = {key: value for key, value in payload["objects"][chosen].items() if _is_tensor(value)}
     if payload.get(shard_files.KEY):
         tensors = _gather(shard_files.reader(payload, file), tensors)
-    return Weights(chosen, tensors, snapshot_choice.clock(payload.get("time")))
+    return Weights(chosen, tensors, disk_tier.clock(payload.get("time")))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any
 from malletrain.memory.folder import VIEW, NoRoomError
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import rng, shard_files, sharded_snapshot, sharded_state, snapshot_file
-from malletrain.training.memory_choice import CompleteSnapshot, SnapshotTime
-from malletrain.training.memory_restore import peer
-from malletrain.training.memory_tier import MemoryTier, tensor_bytes
+from malletrain.training.memory_tier import (
+    CompleteSnapshot,
+    MemoryTier,
+    SnapshotTime,
+    peer,
+    tensor_bytes,
+)
 from malletrain.training.ranks import leads_its_node, rank_and_world
 from malletrain.training.shard_files import METADATA
 from malletrain.training.side_group import Team

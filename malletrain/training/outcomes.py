@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from malletrain.protocol.worker_channel import SnapshotTaken
-from malletrain.training import report, snapshot_choice
+from malletrain.training import disk_tier, report
 from malletrain.training.ranks import nodes
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.snapshot_file import SnapshotError
@@ -88,7 +88,7 @@ class Outcomes:
         """
         cause, problem = _explained(error)
         last = (
-            f"The last good one, saved {snapshot_choice.clock(self.saved_at)}, stays"
+            f"The last good one, saved {disk_tier.clock(self.saved_at)}, stays"
             if self.saved_at
             else "There is none yet"
         )

@@ -45,7 +45,7 @@ from malletrain.protocol.worker_channel import (
     progress_encoder,
 )
 from malletrain.training import step_times, tracking
-from malletrain.training.busy import Busy
+from malletrain.training.step_times import Busy
 
 _file: IO[bytes] | None = None
 

@@ -16,7 +16,13 @@ from typing import Any
 
 from malletrain.training import loader_workers
 from malletrain.training.batch_change import check_same_size
-from malletrain.training.epoch_plan import EpochPlan, order, whole_number
+from malletrain.training.epoch_plan import (
+    EpochPlan,
+    UpcomingBatch,
+    order,
+    upcoming_batches,
+    whole_number,
+)
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
@@ -29,7 +35,6 @@ from malletrain.training.sampler_loaders import (
     is_loader_iterator,
     reject_wrapper,
 )
-from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
 
 _STATE_VERSION = 1
 

@@ -25,7 +25,6 @@ from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import Capable, DrainDone
 from malletrain.training import (
     drain,
-    hydra_folder,
     owner,
     report,
     rng,
@@ -44,12 +43,11 @@ from malletrain.training.epoch_ends import EpochEnds
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.loop_rates import LoopRates
-from malletrain.training.module_attributes import ModuleAttributes
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.memory_snapshots import DiskCopies, Replicas
+from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.optimizers import UnsavedOptimizers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
-from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
@@ -149,7 +147,7 @@ class Snapshot:
                 report.tell(f"Snapshots of this run go to {path}.", once=f"path {path}")
         self.path = os.path.abspath(os.fspath(path))
         if rank_and_world()[0] == 0:
-            hydra_folder.warn_of_dated_folder(self.path)
+            owner.warn_of_dated_folder(self.path)
         self.every_s = every_s
         self.keep = keep
         self._objects = objects

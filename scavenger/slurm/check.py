@@ -16,11 +16,10 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import SchedulerError
 from scavenger.slurm.check_slots import slot_findings
-from scavenger.slurm.clock import clock_findings
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.limits import limits, longest_lease, most_memory_mb
 from scavenger.slurm.longest_wait import wait_findings
-from scavenger.slurm.site import Partition, SlurmSite
+from scavenger.slurm.site import Partition, SlurmSite, clock_findings
 from scavenger.slurm.source import SlurmSource
 
 _PARTITION = re.compile(r"\bto start at .* in partition (\S+)")

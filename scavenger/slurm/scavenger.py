@@ -39,7 +39,6 @@ from scavenger.batch.slots import LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError, host_of, kind_of
 from scavenger.slurm.check import SlurmCheckInputs, findings
-from scavenger.slurm.clock import on_this_clock
 from scavenger.slurm.due_jobs import (
     MAX_DUE_S,
     MAX_LACK_S,
@@ -85,7 +84,7 @@ from scavenger.slurm.parse import (
     planned_uses,
     read_steps,
 )
-from scavenger.slurm.site import SlurmSite, ask_site
+from scavenger.slurm.site import SlurmSite, ask_site, on_this_clock
 from scavenger.slurm.source import (
     Api,
     SlurmCommandSource,

@@ -114,7 +114,7 @@ def test_a_snapshot_in_the_background_does_not_see_the_next_step(tmp_path):
 
 
 def test_the_threads_own_time_is_not_told_on_a_gpu():
-    from malletrain.training.busy import BusyClock
+    from malletrain.training.step_times import BusyClock
 
     torch.ones(1, device="cuda")
     assert BusyClock().read() is None

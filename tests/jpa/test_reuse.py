@@ -5,7 +5,7 @@ import math
 import pytest
 
 from jpa.curve import MeasuredCurve
-from jpa.plan import new_plan, next_size
+from jpa.profile import new_plan, next_size
 from jpa.reuse import (
     ModelSize,
     StoredCurve,

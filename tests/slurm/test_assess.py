@@ -10,7 +10,7 @@ import pytest
 
 from malletrain.assess.hosts import NODES_FILE, read_hosts
 from malletrain.sim.accounting_logs import SACCT, read_sacct
-from malletrain.sim.resources import Resources
+from malletrain.sim.logged_jobs import Resources
 from tests.slurm.test_slots import SHARED
 
 ACCOUNTED = {**SHARED, "extra": f"{SHARED['extra']}AccountingStorageTRES=gres/gpu\n"}

@@ -33,7 +33,7 @@ from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.failures import secondary
 from malletrain.protocol.views import NetworkView
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
     Action,
     AllUp,
     Broke,
@@ -46,10 +46,10 @@ from malletrain.rounds.actions import (
     SendRound,
     SendView,
     StartMeasured,
+    View,
     WorkersDone,
     WorkersRunning,
 )
-from malletrain.rounds.interface import View
 from scavenger.hostlist import named
 
 MAX_NODES_TRIED = 3

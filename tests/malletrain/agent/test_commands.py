@@ -17,7 +17,7 @@ from malletrain.agent.software import owner_command
 from malletrain.agent.start import RUNTIMES, command_of_owner, container_command
 from malletrain.protocol import env, messages
 from malletrain.protocol.commands import OUTPUT_WINDOW, Terminal
-from tests.malletrain.agent.test_containers import CONTAINED
+from tests.malletrain.agent.test_software import CONTAINED
 from tests.waiting import PATIENCE_S
 
 SCREEN = Terminal(24, 80, "vt100")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from malletrain.agent.containers import RUNTIMES
 from malletrain.agent.launch import JobPlace, job_environment
+from malletrain.agent.software import RUNTIMES
 from malletrain.agent.start import launcher_command, task_setting
 from malletrain.launch.farm import thread_variables
 from malletrain.protocol.farm import FarmSpec

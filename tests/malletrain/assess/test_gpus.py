@@ -17,9 +17,8 @@ from malletrain.assess.host_use import MachineUse, divided
 from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
 from malletrain.cli import main
 from malletrain.sim.accounting_logs import read_sacct
-from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.logged_jobs import JobLog, LogJob, Resources
 from malletrain.sim.observation import Observation, moment, observe
-from malletrain.sim.resources import Resources
 from malletrain.sim.workloads import WorkloadError
 from tests.command_runner import CliRunner
 

@@ -11,9 +11,8 @@ from malletrain.assess.hosts import Hosts, HostSize, SizeRules
 from malletrain.assess.sharing import sharing_report
 from malletrain.cli import main
 from malletrain.sim.idle import idle_nodes
-from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.logged_jobs import JobLog, LogJob, Resources
 from malletrain.sim.observation import Observation
-from malletrain.sim.resources import Resources
 from tests.command_runner import CliRunner
 
 HOUR = 3600.0

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 from malletrain.core.events import RoundInterrupted, WorkersFailed
 from malletrain.daemon.engine.round_shell import RoundShell
-from malletrain.rounds.actions import Broke
+from malletrain.rounds.interface import Broke
 
 RUN = SimpleNamespace(
     row=SimpleNamespace(id="j1"),

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from malletrain import ElasticSampler
 from malletrain.datacache.cache import SamplePrefetcher
-from malletrain.training.epoch_plan import EpochPlan
-from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
+from malletrain.training.epoch_plan import EpochPlan, UpcomingBatch, upcoming_batches
 from tests.waiting import PATIENCE_S, until
 
 # --- the plan ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import SaveRound, SendAbort
+from malletrain.rounds.interface import SaveRound, SendAbort
 from malletrain.rounds.live import LiveRounds
 
 KILLED, RAISED, LOST_PEER, GAVE_UP = (

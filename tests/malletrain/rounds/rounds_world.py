@@ -9,9 +9,10 @@ from collections import deque
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
+    RoundStage,
     SaveRound,
     SendAssign,
     SendDrain,
@@ -20,7 +21,6 @@ from malletrain.rounds.actions import (
     WorkersDone,
     WorkersRunning,
 )
-from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
 
 NEWS_OF_A_LOSS_S = 1.5

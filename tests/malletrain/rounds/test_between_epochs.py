@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from malletrain.rounds.actions import SendDrain, SendRelease
-from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.interface import RoundStage, SendDrain, SendRelease
 from tests.malletrain.rounds.rounds_tables import SETTINGS, running, says
 
 

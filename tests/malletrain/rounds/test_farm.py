@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import Broke, NodesRejected, SendAssign, SendRelease, SendView
-from malletrain.rounds.interface import RoundSettings, RoundStage
+from malletrain.rounds.interface import (
+    Broke,
+    NodesRejected,
+    RoundSettings,
+    RoundStage,
+    SendAssign,
+    SendRelease,
+    SendView,
+)
 from malletrain.rounds.service import MAX_RESTARTS, FarmRounds
 
 SETTINGS = RoundSettings(warmup_s=60.0, drain_s=10.0, failure_grace_s=2.0)

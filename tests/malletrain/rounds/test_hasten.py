@@ -4,8 +4,14 @@ import pytest
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import SaveRound, SendRelease, SendView
-from malletrain.rounds.interface import MIN_LIMIT_S, RoundSettings, RoundStage
+from malletrain.rounds.interface import (
+    MIN_LIMIT_S,
+    RoundSettings,
+    RoundStage,
+    SaveRound,
+    SendRelease,
+    SendView,
+)
 from malletrain.rounds.service import FarmRounds, ServiceRounds
 from tests.malletrain.rounds.live_world import Live
 from tests.malletrain.rounds.rounds_tables import running

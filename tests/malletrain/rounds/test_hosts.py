@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.rounds.actions import SaveRound, SendRound
-from malletrain.rounds.interface import RoundSettings
+from malletrain.rounds.interface import RoundSettings, SaveRound, SendRound
 from malletrain.rounds.live import LiveRounds
 from scavenger.interface import host_of
 from tests.malletrain.rounds.live_world import Live, of

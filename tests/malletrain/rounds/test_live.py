@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
+    RoundStage,
     SendAssign,
     SendDrain,
     SendRelease,
     WorkersRunning,
 )
-from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.live import MAX_FAILED_JOINS, ROUND_ENTRY_S
 from tests.malletrain.rounds.live_world import (
     GAVE_UP,

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.actions import Broke, NodesRejected, SendRelease, SendRound, WorkersRunning
-from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.interface import (
+    Broke,
+    NodesRejected,
+    RoundStage,
+    SendRelease,
+    SendRound,
+    WorkersRunning,
+)
 from malletrain.rounds.live import MAX_EXTENSIONS
 from tests.malletrain.rounds.live_world import GAVE_UP, RAISED, Live, aborts, of, rounds
 

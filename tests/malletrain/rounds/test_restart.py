@@ -8,7 +8,8 @@ import pytest
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
+    RoundStage,
     SaveRound,
     SendAssign,
     SendDrain,
@@ -17,7 +18,6 @@ from malletrain.rounds.actions import (
     WorkersDone,
     WorkersRunning,
 )
-from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import CLOSED, SETTINGS, STORE, running, says, settle
 

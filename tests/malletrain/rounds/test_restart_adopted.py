@@ -8,7 +8,8 @@ import pytest
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
+    RoundStage,
     SaveRound,
     SendAssign,
     SendDrain,
@@ -16,7 +17,6 @@ from malletrain.rounds.actions import (
     SendRound,
     WorkersDone,
 )
-from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import SETTINGS, says
 

@@ -8,7 +8,7 @@ import pytest
 
 from malletrain.protocol.failures import by_cause, describe
 from malletrain.protocol.messages import Failure
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
     SaveRound,

@@ -2,8 +2,7 @@
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import SaveRound, SendDrain
-from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.interface import RoundStage, SaveRound, SendDrain
 from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import SETTINGS, STORE
 

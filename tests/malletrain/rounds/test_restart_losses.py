@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
+    RoundStage,
     SaveRound,
     SendAssign,
     SendDrain,
@@ -14,7 +15,6 @@ from malletrain.rounds.actions import (
     SendRound,
     WorkersRunning,
 )
-from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,

@@ -8,9 +8,10 @@ import pytest
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
+    RoundStage,
     SaveRound,
     SendAssign,
     SendDrain,
@@ -19,7 +20,6 @@ from malletrain.rounds.actions import (
     WorkersDone,
     WorkersRunning,
 )
-from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.live_world import Live
 from tests.malletrain.rounds.rounds_tables import CLOSED, SETTINGS, STORE, fails, running, says

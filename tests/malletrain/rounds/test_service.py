@@ -8,10 +8,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import (
+from malletrain.rounds.interface import (
     AllUp,
     Broke,
     NodesRejected,
+    RoundSettings,
+    RoundStage,
     SaveRound,
     SendAssign,
     SendRelease,
@@ -19,7 +21,6 @@ from malletrain.rounds.actions import (
     StartMeasured,
     WorkersDone,
 )
-from malletrain.rounds.interface import RoundSettings, RoundStage
 from malletrain.rounds.service import ServiceRounds
 from tests.draws import cases
 

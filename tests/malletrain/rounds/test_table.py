@@ -9,6 +9,8 @@ from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import RestartRounds
 from malletrain.rounds.table import (
     EVENTS,
+    LIVE_TABLE,
+    RESTART_TABLE,
     NoTransition,
     Occurrence,
     RoundEvent,
@@ -16,7 +18,6 @@ from malletrain.rounds.table import (
     Row,
     make_table,
 )
-from malletrain.rounds.transitions import LIVE_TABLE, RESTART_TABLE
 
 IDLE, RUNNING = RoundStage.IDLE, RoundStage.RUNNING
 MODES = [(RestartRounds, RESTART_TABLE), (LiveRounds, LIVE_TABLE)]

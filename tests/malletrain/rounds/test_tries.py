@@ -6,7 +6,7 @@ import pytest
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.actions import Broke, SaveRound
+from malletrain.rounds.interface import Broke, SaveRound
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import RestartRounds
 from malletrain.rounds.service import ServiceRounds

@@ -17,8 +17,7 @@ from malletrain.cli import main
 from malletrain.sim.accounting_logs import SACCT as COMMAND
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.joblogs import read_log
-from malletrain.sim.logged_jobs import LogJob
-from malletrain.sim.resources import Resources
+from malletrain.sim.logged_jobs import LogJob, Resources
 from malletrain.sim.text_files import json_objects
 from malletrain.sim.workloads import WorkloadError
 from tests.command_runner import CliRunner

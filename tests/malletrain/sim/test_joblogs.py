@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from malletrain.sim.joblogs import read_gpu_csv, read_log, read_swf
-from malletrain.sim.logged_jobs import LogJob
-from malletrain.sim.resources import Resources
+from malletrain.sim.logged_jobs import LogJob, Resources
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.conftest import shared
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.sim.idle import idle_nodes
-from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.logged_jobs import JobLog, LogJob, Resources
 from malletrain.sim.observation import Observation
 from malletrain.sim.occupancy import JobSpan, cpus_of_a_node, names_nodes, occupancy, spans_of
-from malletrain.sim.resources import Resources
 
 
 def span(start, end, nodes, cpus=0):

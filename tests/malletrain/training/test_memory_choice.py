@@ -5,7 +5,7 @@ from whom.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.training.memory_choice import (
+from malletrain.training.memory_tier import (
     NodeOffer,
     NodeSnapshot,
     SnapshotTime,

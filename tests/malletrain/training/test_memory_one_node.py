@@ -12,9 +12,8 @@ from malletrain import Snapshot, SnapshotError
 from malletrain.config.sections import JobsSection
 from malletrain.memory.folder import MemoryFolder
 from malletrain.training import memory_snapshots, owner, snapshot_file
-from malletrain.training.memory_restore import MemoryRestore
 from malletrain.training.memory_snapshots import HEIR_SILENCE_S, MemorySnapshots
-from malletrain.training.memory_tier import MemoryTier
+from malletrain.training.memory_tier import MemoryRestore, MemoryTier
 from malletrain.training.side_group import Team
 from tests.malletrain.training.worker_side import as_worker, process_ends
 

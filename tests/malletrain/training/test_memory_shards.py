@@ -11,9 +11,8 @@ pytest.importorskip("torch")
 
 from malletrain.memory.folder import SHARED_MEMORY, MemoryFolder
 from malletrain.memory.keeper import Keeper
-from malletrain.training.memory_choice import CompleteSnapshot, SnapshotTime
 from malletrain.training.memory_shards import RemoteShards, fetching_reader
-from malletrain.training.memory_tier import MemoryTier
+from malletrain.training.memory_tier import CompleteSnapshot, MemoryTier, SnapshotTime
 from malletrain.training.shard_files import METADATA
 from malletrain.training.shard_reader import HEAD
 from tests.malletrain.training.test_shard_reader import (

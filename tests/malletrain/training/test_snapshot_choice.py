@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from malletrain import Snapshot, SnapshotError
-from malletrain.training import snapshot_choice
+from malletrain.training import disk_tier
 from tests.malletrain.training.worker_side import as_plain_script
 from tests.waiting import PATIENCE_S
 
@@ -19,7 +19,7 @@ def plain(monkeypatch):
 
 
 def agreed(path, keep, store, rank):
-    return snapshot_choice.newest_on_all_ranks(
+    return disk_tier.newest_on_all_ranks(
         str(path), keep, lambda payload, name: None, store, "restore", rank
     )
 
@@ -60,7 +60,7 @@ def test_a_rank_waits_for_a_folder_that_is_late(tmp_path):
 
 @pytest.mark.usefixtures("plain")
 def test_a_folder_that_is_not_shared_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("malletrain.training.snapshot_choice.SHARED_FOLDER_WAIT_S", 0.1)
+    monkeypatch.setattr("malletrain.training.disk_tier.SHARED_FOLDER_WAIT_S", 0.1)
     path = tmp_path / "x.pt"
     store = torch.distributed.HashStore()
     Snapshot(path, facts={"number": 1}).save()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.sim.resources import Resources, pbs_size, slurm_tres
+from malletrain.sim.logged_jobs import Resources, pbs_size, slurm_tres
 from malletrain.sim.workloads import WorkloadError
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpa.curve import MeasuredCurve
-from jpa.plan import PlanConfig, elasticity, ladder, new_plan, next_size, next_step
+from jpa.profile import PlanConfig, elasticity, ladder, new_plan, next_size, next_step
 from tests.jpa.models import fixed_global_batch, linear
 
 ALL = PlanConfig(skip_interpolated=False)

@@ -18,8 +18,9 @@ import zmq
 from malletrain.agent.networks import address_to
 from malletrain.agent.sharing import SlotBounds
 from malletrain.identity.keys import is_key
-from malletrain.protocol import env, health, sharing
+from malletrain.protocol import env
 from malletrain.protocol.gpus import count_gpus
+from malletrain.protocol.site_rules import HealthPlan, SharingRules, read
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class AgentConfig:
     """Class of the node."""
     gpus: int = 0
     """Number of GPUs."""
-    health: health.HealthPlan = field(default_factory=lambda: health.HealthPlan(gpus=False))
+    health: HealthPlan = field(default_factory=lambda: HealthPlan(gpus=False))
     """Health checks of the node; by default none."""
     slot: SlotBounds | None = None
     """What the lease has of a host that it shares with other jobs; None for a whole node."""
@@ -155,9 +156,9 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         gpus = int(values["gpus"]) if values["gpus"] else count_gpus(environment)
     except ValueError:
         problems.append(f"--gpus is '{values['gpus']}'; it must be a whole number.")
-    plan = health.HealthPlan(gpus=False)
+    plan = HealthPlan(gpus=False)
     try:
-        plan = health.read(values["health"]) if values["health"] else plan
+        plan = read(values["health"], HealthPlan) if values["health"] else plan
     except ValueError as error:
         problems.append(f"--health cannot be read: {error}.")
     slot = None
@@ -194,7 +195,7 @@ def _slot(values: Mapping[str, str]) -> SlotBounds | None:
             "whole numbers."
         )
     try:
-        rules = sharing.read(values["sharing"]) if values["sharing"] else sharing.SharingRules()
+        rules = read(values["sharing"], SharingRules) if values["sharing"] else SharingRules()
     except ValueError as error:
         raise ValueError(f"--sharing cannot be read: {error}.") from None
     return SlotBounds(int(cpus), int(memory) << 20, rules)

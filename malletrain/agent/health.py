@@ -36,9 +36,9 @@ from typing import Protocol
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.launch import supervised_command
 from malletrain.protocol import env
-from malletrain.protocol.health import HealthPlan
 from malletrain.protocol.messages import Doubt, Message, Phase, Sick
 from malletrain.protocol.phases import BROKEN
+from malletrain.protocol.site_rules import HealthPlan
 
 _ENDED = re.compile(r"\nmalletrain-check-ended (\d+)\n")
 _SCRIPT = '"$@" </dev/null; printf "\\nmalletrain-check-ended %s\\n" "$?"'

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from malletrain.launch.supervisor import descendants
 from malletrain.memory.folder import bytes_below, memory_limit
-from malletrain.protocol.sharing import IoPriority, SharingRules
+from malletrain.protocol.site_rules import IoPriority, SharingRules
 
 log = logging.getLogger("malletrain.agent")
 

@@ -20,8 +20,7 @@ from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.exec import exec_
 from malletrain.cli.export import cp, export
-from malletrain.cli.goals import extend
-from malletrain.cli.job_actions import requeue, scale
+from malletrain.cli.job_actions import extend, requeue, scale
 from malletrain.cli.logs import logs
 from malletrain.cli.map import map_
 from malletrain.cli.operator_actions import drain, exclude, pause, reload, resume

@@ -1,4 +1,6 @@
-"""``malletrain scale`` and ``malletrain requeue``: changes to submitted jobs by their owners."""
+"""``malletrain scale``, ``malletrain extend`` and ``malletrain requeue``: changes to submitted jobs
+by their owners.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from malletrain.cli.common import (
     say,
     state_dir_option,
 )
+from malletrain.cli.job_options import goal_options, tell_goal
 
 
 @click.command()
@@ -47,6 +50,47 @@ def scale(job: str, nodes: str, state_dir: Path | None) -> None:
         limits = {"job": job, "min_nodes": low, "max_nodes": high}
         reply = client.call("scale", limits, changes=True)
     click.echo(reply["sentence"])
+
+
+@click.command()
+@click.argument("job", shell_complete=job_names(unfinished=True))
+@goal_options
+@state_dir_option
+@json_option
+def extend(
+    job: str,
+    deadline: str | None,
+    budget: str | None,
+    work: str | None,
+    state_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Give JOB (id or name) another deadline, budget or amount of work.
+
+    A job whose budget was spent continues. "+50nh" adds to the current budget; "none" removes a
+    goal.
+
+    \b
+    Examples:
+      malletrain extend train --budget +50nh
+      malletrain extend train --deadline "in 2 d"
+      malletrain extend train --deadline "friday 18:00"
+      malletrain extend train --deadline none
+    """
+    from malletrain.submission.error import SpecError
+    from malletrain.submission.goals import changes_of
+
+    try:
+        changes = changes_of(deadline, budget, work)
+    except SpecError as error:
+        raise click.UsageError(str(error)) from None
+    with client_of(state_dir) as client:
+        view = client.extend(job, **changes)
+    if as_json:
+        print_json(view)
+        return
+    say(f"Job {view.id} ({view.name}) now has its new goals.")
+    tell_goal(view.goal)
 
 
 class _ScriptArgumentsCommand(click.Command):

@@ -19,15 +19,17 @@ import click
 from click.core import ParameterSource
 
 from malletrain.cli.common import files, json_option, print_json, refusal, say, state_dir_option
-from malletrain.cli.directives import LINES, apply_directives
-from malletrain.cli.goals import deadline_and_budget_options, tell_goal
 from malletrain.cli.job_options import (
+    LINES,
+    apply_directives,
+    deadline_and_budget_options,
     environment_options,
     kind_option,
     name_option,
     notify_option,
     slots_option,
     start_and_end_options,
+    tell_goal,
     weight_option,
 )
 from malletrain.cli.wait import exit_code, until_ended

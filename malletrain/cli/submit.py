@@ -18,15 +18,17 @@ from malletrain.cli.common import (
     say,
     state_dir_option,
 )
-from malletrain.cli.directives import apply_directives, line_of
-from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.job_options import (
+    apply_directives,
     environment_options,
+    goal_options,
     kind_option,
+    line_of,
     name_option,
     notify_option,
     slots_option,
     start_and_end_options,
+    tell_goal,
     weight_option,
 )
 from malletrain.cli.wait import exit_code, exit_code_of_failed, until_ended

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from malletrain.config.base import Duration, DurationOrOff, Section, Words, key
 from malletrain.config.units import format_duration
 from malletrain.core.fabric import NetworkNameError, checked
-from malletrain.protocol.sharing import IoPriority, SharingRules
+from malletrain.protocol.site_rules import IoPriority, SharingRules
 
 
 class NodesSection(Section):

@@ -59,9 +59,9 @@ from malletrain.daemon.site.metrics import Metrics
 from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge, Users
-from malletrain.protocol import env, sharing
+from malletrain.protocol import env
 from malletrain.protocol.bounds import MAX_PROCESSES
-from malletrain.protocol.health import HealthPlan, written
+from malletrain.protocol.site_rules import HealthPlan, written
 from malletrain.store.store import Store
 from scavenger.interface import Scavenger, SchedulerError
 from scavenger.slurm.associations import Associations
@@ -358,7 +358,7 @@ def agent_command(
             env.LEASE_KEY: key.secret,
             env.GRACE_S: f"{grace_s:g}",
             env.HEALTH: written(plan),
-            env.SHARING: sharing.written(nodes.sharing),
+            env.SHARING: written(nodes.sharing),
         }
         return argv, environment
 

@@ -11,7 +11,7 @@ import pytest
 from malletrain.agent import health
 from malletrain.agent.health import checks_of
 from malletrain.protocol.gpus import count_gpus
-from malletrain.protocol.health import HealthPlan
+from malletrain.protocol.site_rules import HealthPlan
 from tests.gpu.processes import device_files, memory_by_pid, memory_used
 from tests.malletrain.agent.node_side import processes_with
 from tests.malletrain.launch.test_restart import Cluster

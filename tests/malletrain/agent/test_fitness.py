@@ -9,9 +9,9 @@ import time
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.health import NodeFitness
 from malletrain.agent.process import reap_orphans
-from malletrain.protocol.health import HealthPlan
 from malletrain.protocol.messages import Assignment, Doubt, Phase
 from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.site_rules import HealthPlan
 from tests.waiting import until
 
 FAILED = Phase(Assignment("j1", AssignmentPhase.FAILED))

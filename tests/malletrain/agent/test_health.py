@@ -11,7 +11,7 @@ from malletrain.agent.health import (
     HealthWatch,
     checks_of,
 )
-from malletrain.protocol.health import HealthPlan, read, written
+from malletrain.protocol.site_rules import HealthPlan, read, written
 
 EVERY, LIMIT = 100.0, 10.0
 
@@ -190,4 +190,4 @@ def test_the_last_line_of_the_sites_check_is_the_reason():
 
 def test_the_plan_travels_as_text():
     plan = HealthPlan(("a b", "'", "$x"), 1.5, 2.5, False)
-    assert read(written(plan)) == plan
+    assert read(written(plan), HealthPlan) == plan

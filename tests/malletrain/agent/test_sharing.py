@@ -22,7 +22,7 @@ from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.memory import folder
 from malletrain.protocol import messages
 from malletrain.protocol.payloads import RoundLayout
-from malletrain.protocol.sharing import SharingRules, read, written
+from malletrain.protocol.site_rules import SharingRules, read, written
 from tests.malletrain.agent.launchers import OBEDIENT, running
 from tests.malletrain.agent.test_launch import order, place
 from tests.waiting import until
@@ -53,7 +53,7 @@ def test_slots_that_fill_a_host_share_no_processor():
 
 def test_the_rules_travel_as_text():
     rules = SharingRules(5, "idle", bound_cpus=False)
-    assert read(written(rules)) == rules
+    assert read(written(rules), SharingRules) == rules
 
 
 def test_a_single_measurement_above_the_slot_is_no_reason():
@@ -162,7 +162,7 @@ def test_threads_of_a_process(tmp_path, monkeypatch, cpus, processes, own, threa
 RESTRICTED = """
 import os, subprocess, sys
 from malletrain.agent.sharing import SlotBounds, restrict
-from malletrain.protocol.sharing import SharingRules
+from malletrain.protocol.site_rules import SharingRules
 def refuse(*_):
     raise PermissionError(1, "Operation not permitted")
 for name in sys.argv[3:]:

@@ -116,8 +116,7 @@ def _snapshot_of(job: str, state_dir: Path | None) -> str:
 def _export_metrics(
     job: str, folder: Path | None, table: Path | None, state_dir: Path | None
 ) -> None:
-    from malletrain.api.event_files import write_events
-    from malletrain.api.series import JobMetrics, write_csv
+    from malletrain.api.series import JobMetrics, write_csv, write_events
 
     with client_of(state_dir) as client:
         detail = client.job(job)

@@ -33,7 +33,7 @@ from malletrain.cli.job_options import (
 )
 from malletrain.cli.wait import exit_code, exit_code_of_failed, until_ended
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.submission.output_folders import output_folders
+from malletrain.submission.script import output_folders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,13 +3,20 @@
 Decides which jobs' minimums can be guaranteed, and the assumed curve of an unmeasured job. The
 queue decides which jobs may bid and in which order they wait. The allocator decides how many nodes
 each gets and which ones.
+
+:func:`freetrain_plan` is FreeTrain's planning (arXiv 2106.12091, there called BFTrainer), an
+alternative. Owners state how their jobs scale; nothing is measured during training. A plan
+maximises the same objective with the same exact solver. Bids differ in three ways: a start from no
+nodes is free, a job that lost a node is valued as if its workers did not have to restart, and
+waiting guarantees no job its minimum. Used by the daemon (``[allocation] policy``) and by the
+simulator. A job without a stated curve is assumed to scale as the site's configuration says.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 from typing import Any, Protocol
@@ -29,7 +36,7 @@ from allocator import (
 )
 from malletrain.core.pools import Pool, PoolNode, pool_sizes
 from malletrain.core.reread_costs import with_reread
-from malletrain.core.settings import PlanningSettings
+from malletrain.core.settings import ControllerSettings, PlanningSettings
 from malletrain.core.start_costs import LongLivedNodes, StartCost, StartTerms
 from malletrain.core.trainers import Trainer
 
@@ -361,3 +368,35 @@ def _fits(candidate: Candidate, capacity: Mapping[Pool, int]) -> bool:
     """Return whether a pool is large enough for the smallest size of the job."""
     largest = max((count for pool, count in capacity.items() if candidate.may_use(pool)), default=0)
     return candidate.smallest is not None and candidate.smallest <= largest
+
+
+def freetrain_settings(settings: ControllerSettings) -> ControllerSettings:
+    """Return the settings with FreeTrain's changes: starts are free, no job is profiled, no job
+    gets nodes because it has waited, and there is no minimum time between rescales.
+    """
+    cost = replace(settings.planning.cost, start_s=0.0)
+    planning = replace(settings.planning, cost=cost)
+    return replace(
+        settings, planning=planning, starvation_s=math.inf, min_interval_s=0.0, profiling=None
+    )
+
+
+def freetrain_plan(
+    candidates: Sequence[Candidate],
+    nodes: Mapping[str, PoolNode],
+    settings: PlanningSettings,
+    favoured: Collection[Pool] = (),
+    *,
+    solver: Solver,
+) -> Plan:
+    """Return a plan in which a job that lost a node can keep its remaining size at no cost.
+
+    Args:
+        candidates: jobs that bid.
+        nodes: usable nodes by name.
+        settings: from :func:`freetrain_settings`.
+        favoured: pools that win a tie.
+        solver: decides the sizes.
+    """
+    bids = [c.but(broken=False) for c in candidates]
+    return make_plan(bids, nodes, settings, favoured, solver=solver)

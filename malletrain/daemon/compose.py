@@ -27,8 +27,7 @@ from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
 from malletrain.daemon.api.reload import Reload
-from malletrain.daemon.engine.agent_liveness import LivenessMonitor
-from malletrain.daemon.engine.agents import Agents
+from malletrain.daemon.engine.agents import Agents, LivenessMonitor
 from malletrain.daemon.engine.decisions import Decisions
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.reachability import Reachability

@@ -21,11 +21,11 @@ import torch
 
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import library_collectives
-from malletrain.elastic.joiner_memory import keep_freed
 from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.parallel import Parallel, average_gradients
 from malletrain.elastic.sharded.setup import Shards, sharded_training
 from malletrain.elastic.sharded.training import ShardedTraining
+from malletrain.elastic.state import keep_freed
 from malletrain.elastic.step import Step, Steps
 from malletrain.elastic.trained_objects import check_model
 from malletrain.elastic.training import Training

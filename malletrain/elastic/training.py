@@ -39,8 +39,7 @@ import torch
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
-from malletrain.elastic.joiner_memory import describe_tensors
-from malletrain.elastic.state import Holder
+from malletrain.elastic.state import Holder, describe_tensors
 from malletrain.memory.folder import available, bound
 from malletrain.training import report
 from malletrain.training.batch_change import check_batch_norm
@@ -538,7 +537,7 @@ class Training:
 
     def for_joiners(self) -> str:
         """Return the tensors for which joiners need memory
-        (:mod:`~malletrain.elastic.joiner_memory`).
+        (:mod:`~malletrain.elastic.state`).
         """
         return describe_tensors(self.optimizers) if self.has_state else "[]"
 

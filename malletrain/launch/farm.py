@@ -33,8 +33,13 @@ from malletrain.launch.cores import (
     allowed_processors,
     threads_per_worker,
 )
-from malletrain.launch.lines import LineConnection, ProcessLine
-from malletrain.launch.loop import TICK_S, LaunchLoop, order_from_arguments
+from malletrain.launch.loop import (
+    TICK_S,
+    LaunchLoop,
+    LineConnection,
+    ProcessLine,
+    order_from_arguments,
+)
 from malletrain.launch.task_process import TaskProcess, TaskRefused
 from malletrain.memory.folder import bound
 from malletrain.protocol import env

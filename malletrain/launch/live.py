@@ -21,8 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.launch import worker_variables
-from malletrain.launch.lines import LineConnection, ProcessLine
-from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_words, stop_all
+from malletrain.launch.loop import (
+    TICK_S,
+    Child,
+    LaunchLoop,
+    LineConnection,
+    ProcessLine,
+    first_words,
+    last_words,
+    stop_all,
+)
 from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.launch.worker_variables import WorkerVariables

@@ -22,8 +22,15 @@ import sys
 import time
 from pathlib import Path
 
-from malletrain.launch.lines import LineConnection, ProcessLine
-from malletrain.launch.loop import Child, LaunchLoop, last_words, order_from_arguments, stop_all
+from malletrain.launch.loop import (
+    Child,
+    LaunchLoop,
+    LineConnection,
+    ProcessLine,
+    last_words,
+    order_from_arguments,
+    stop_all,
+)
 from malletrain.launch.script import script_command
 from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env

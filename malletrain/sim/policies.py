@@ -23,8 +23,15 @@ from typing import Literal
 
 from allocator import Allocation, Bid, RescaleCost, ScalingCurve, equal_share, fcfs
 from malletrain.core.controller import Controller
-from malletrain.core.freetrain import freetrain_plan
-from malletrain.core.planning import Candidate, Plan, Planner, Solver, exact, make_plan
+from malletrain.core.planning import (
+    Candidate,
+    Plan,
+    Planner,
+    Solver,
+    exact,
+    freetrain_plan,
+    make_plan,
+)
 from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel

@@ -20,8 +20,8 @@ from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.error import SpecError
 from malletrain.submission.options import ScriptOptions
-from malletrain.submission.output_folders import OPTION, output_folders
 from malletrain.submission.resuming import snapshot_paths
+from malletrain.submission.script import OPTION, output_folders
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.sweep import ledger as book

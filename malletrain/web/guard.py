@@ -49,7 +49,7 @@ from malletrain.protocol.redaction import (
     status_for_others,
 )
 from malletrain.protocol.views import EventView, JobDetail, JobView, UsageView
-from malletrain.web.board import BoardChange, MachineView
+from malletrain.web.poller import BoardChange, MachineView
 from scavenger.backoff import doubled_s
 
 

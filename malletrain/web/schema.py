@@ -21,8 +21,8 @@ from malletrain.protocol.views import (
     SeriesView,
     UsageView,
 )
-from malletrain.web.board import BoardChange, MachineView
 from malletrain.web.history import HistoryView, TimelineView
+from malletrain.web.poller import BoardChange, MachineView
 from malletrain.web.sweeps import SweepView, TrialView
 
 

@@ -2,12 +2,12 @@
 
 Decides what a partition means for plans and time limits: while the daemon is cut off from its
 agents, no time limit runs and nothing is planned; after it the daemon waits for them as after a
-restart. :mod:`malletrain.daemon.engine.agent_liveness` decides whether the daemon is cut off.
+restart. :mod:`malletrain.daemon.engine.agents` decides whether the daemon is cut off.
 """
 
 from __future__ import annotations
 
-from malletrain.daemon.engine.agent_liveness import AgentLiveness
+from malletrain.daemon.engine.agents import AgentLiveness
 from malletrain.daemon.engine.state import SiteState
 from malletrain.protocol.event_kinds import EventKind
 

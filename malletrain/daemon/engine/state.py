@@ -18,8 +18,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.sick_nodes import FailingNodes, SickNodes
 from malletrain.core.slow_nodes import SlowNodes
-from malletrain.daemon.engine.agent_liveness import LivenessMonitor
-from malletrain.daemon.engine.agents import Agents
+from malletrain.daemon.engine.agents import Agents, LivenessMonitor
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.jobs.curves import Curves

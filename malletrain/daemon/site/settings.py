@@ -11,8 +11,7 @@ from allocator import Goal, MonotonicClock, RescaleCost
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.core.defaults import RECLAIM_WAY_S
-from malletrain.core.freetrain import freetrain_plan, freetrain_settings
-from malletrain.core.planning import Planner, exact, make_plan
+from malletrain.core.planning import Planner, exact, freetrain_plan, freetrain_settings, make_plan
 from malletrain.core.settings import (
     ControllerSettings,
     PlanningSettings,

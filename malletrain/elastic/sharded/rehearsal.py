@@ -148,7 +148,7 @@ def _rehearse_change(training: ShardedTraining, mesh: Any, place: Place) -> None
 
 def touch(tensors: Mapping[str, Any], device: torch.device) -> None:
     """Allocate, write and free the memory for this rank's part of ``tensors``. The process keeps
-    freed memory (:func:`malletrain.elastic.joiner_memory.keep_freed`), so its pages are mapped when
+    freed memory (:func:`malletrain.elastic.state.keep_freed`), so its pages are mapped when
     the part arrives.
     """
     local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors.values()]

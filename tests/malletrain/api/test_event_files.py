@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from malletrain.api.event_files import NODES, crc32c, write_events
-from malletrain.api.series import JobMetrics, write_csv
+from malletrain.api.series import NODES, JobMetrics, crc32c, write_csv, write_events
 from malletrain.protocol.views import JobDetail, SeriesView
 from tests.malletrain.cli.fake_daemon import job_view
 

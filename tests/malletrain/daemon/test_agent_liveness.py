@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.daemon.engine.agent_liveness import AgentLiveness, LivenessMonitor
+from malletrain.daemon.engine.agents import AgentLiveness, LivenessMonitor
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,14 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
-from malletrain.elastic import joiner_memory, transfer
-from malletrain.elastic.joiner_memory import MIN_BYTES, Rooms, describe_tensors, keep_freed
-from malletrain.elastic.state import Holder
+from malletrain.elastic import transfer
+from malletrain.elastic.state import MIN_BYTES, Holder, Rooms, describe_tensors, keep_freed
 from tests import waiting
 from tests.draws import cases
 from tests.waiting import PATIENCE_S
@@ -169,12 +167,9 @@ def test_an_optimizer_before_its_first_step_needs_no_memory():
 
 FAULTS = """
 import ctypes, resource, sys
-from unittest.mock import MagicMock
 if sys.argv[1] == "keep":
-    sys.modules["torch"] = MagicMock()  # which is not what this is about
-    sys.path.insert(0, sys.argv[2])
-    import joiner_memory
-    assert joiner_memory.keep_freed()
+    from malletrain.elastic.state import keep_freed
+    assert keep_freed()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 for _ in range(2):
@@ -190,10 +185,8 @@ print(faults)
 
 
 def _faults_of_a_second_use(what):
-    """Page faults when 40 MB are allocated that were freed before, in a process that has freed
-    nothing else.
-    """
-    argv = [sys.executable, "-c", FAULTS, what, str(Path(joiner_memory.__file__).parent)]
+    """Page faults when 40 MB are allocated that were freed before."""
+    argv = [sys.executable, "-c", FAULTS, what]
     return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 
 

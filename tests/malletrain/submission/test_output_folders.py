@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.submission.output_folders import output_folders
+from malletrain.submission.script import output_folders
 
 PARSER = """
 import argparse

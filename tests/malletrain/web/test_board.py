@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.web.board import MAX_CHANGES, Board
+from malletrain.web.poller import MAX_CHANGES, Board
 from tests.malletrain.web.looks import event, job, look, node
 
 NAMES = st.sampled_from(["1", "2", "3"])

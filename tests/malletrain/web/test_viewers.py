@@ -8,8 +8,8 @@ import msgspec
 
 from malletrain.protocol.redaction import FAILED_REASON, PRIVATE
 from malletrain.protocol.views import JobDetail, ShareView, UsageView
-from malletrain.web.board import Board
 from malletrain.web.guard import Viewer
+from malletrain.web.poller import Board
 from tests.malletrain.web.looks import event, job, look
 
 ANN = Viewer("ann", "site")

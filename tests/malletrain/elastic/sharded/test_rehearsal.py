@@ -161,7 +161,7 @@ def test_a_mesh_comes_again_with_the_group_of_the_new_round():
 
 TOUCHED = """
 import resource, torch
-from malletrain.elastic.joiner_memory import keep_freed
+from malletrain.elastic.state import keep_freed
 from malletrain.elastic.sharded.rehearsal import touch
 
 torch.set_num_threads(1)

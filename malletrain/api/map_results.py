@@ -217,14 +217,14 @@ class MapResults(Iterator[R], Generic[R]):
         shared file system may need to show them.
         """
         self._ended_at = min(self._ended_at, time.monotonic())
-        until = time.monotonic() + (MAX_VISIBILITY_DELAY_S if view.counts["done"] else 0.0)
-        while self._missing() and time.monotonic() < until and state != "cancelled":
-            if not self._read_files():
-                time.sleep(POLL_S)
-        self._read_files()
-        while self._unreadable_since is not None:
+        is_awaited = view.counts["done"] and state != "cancelled"
+        until = time.monotonic() + (MAX_VISIBILITY_DELAY_S if is_awaited else 0.0)
+        while self._missing():
+            if self._read_files():
+                continue
+            if self._unreadable_since is None and time.monotonic() >= until:
+                break
             time.sleep(POLL_S)
-            self._read_files()
         reason = job.view.reason or "nothing more is known"
         for number in self._missing():
             lost = FunctionLost(

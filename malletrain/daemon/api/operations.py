@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from malletrain import __version__
-from malletrain.core.downsampling import MAX_POINTS
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.api.changes import (
     JobChanges,
@@ -84,6 +83,7 @@ from malletrain.protocol.views import (
     StatusView,
     UsageView,
 )
+from malletrain.store.measurement_tables import MAX_POINTS
 from malletrain.store.records import STARTED, JobRow
 
 MAX_WATCHED_JOBS = 10_000

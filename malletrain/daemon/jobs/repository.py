@@ -3,8 +3,8 @@ that are older than the site's retention time.
 
 Everything here runs within a transaction, so it is saved together with the event that caused it.
 Decides which values of a metric are new: values of one name come from one rank of a round, the
-lowest that reports it, so they form a curve. :mod:`malletrain.core.downsampling` decides how many
-are kept.
+lowest that reports it, so they form a curve. :mod:`malletrain.store.measurement_tables` decides how
+many are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from malletrain.core.downsampling import MAX_POINTS, thinned, width
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
 from malletrain.core.start_costs import (
@@ -37,7 +36,7 @@ from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import SeriesView
 from malletrain.rounds.interface import Rounds
-from malletrain.store.measurement_tables import SeriesTable
+from malletrain.store.measurement_tables import MAX_POINTS, SeriesTable, thinned, width
 from malletrain.store.records import (
     JobRow,
     MetricRow,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.core.gaps import MAX_FAILURE_AGE_S, FailedStarts
+from malletrain.core.failed_starts import MAX_FAILURE_AGE_S, FailedStarts
 
 NO_MODULE = "its command failed; it printed last: No module named malletrain"
 A, B = ("failed", "n1"), ("failed", "n2")

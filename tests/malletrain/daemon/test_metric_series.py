@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malletrain.core.downsampling import MAX_POINTS, thinned
 from malletrain.daemon.jobs.repository import (
     MIN_VALUES_PER_METRIC,
     GrowingSeries,
     Value,
     series_views,
 )
+from malletrain.store.measurement_tables import MAX_POINTS, thinned
 from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.store import Store
 from tests.draws import cases

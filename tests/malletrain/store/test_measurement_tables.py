@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from malletrain.core.downsampling import thinned, width
+from malletrain.store.measurement_tables import thinned, width
 
 VALUES = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=120)
 

@@ -29,7 +29,6 @@ import torch
 from malletrain.elastic.module_modes import modes_of, set_modes
 from malletrain.elastic.same_on_all import RATE_KEYS
 from malletrain.training import parameter_order, rng
-from malletrain.training.averages import UnsavedAverages
 from malletrain.training.dict_tensors import DictTensors
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.objects import (
@@ -40,6 +39,7 @@ from malletrain.training.objects import (
     unwrapped,
 )
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.unsaved_objects import UnsavedAverages
 
 MIN_BYTES = 1 << 16
 """Minimum size of a tensor for which memory is prepared."""

@@ -32,8 +32,8 @@ from typing import Any
 
 import malletrain
 from malletrain.integrations import checkpoints
+from malletrain.integrations.checkpoints import RandomStates, read_states, save_states
 from malletrain.integrations.guard import StateGuard
-from malletrain.integrations.random_states import RandomStates, read_states, save_states
 from malletrain.training import owner, report
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.epoch_begin import EpochBegin

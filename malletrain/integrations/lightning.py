@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
 from malletrain.integrations import checkpoints, lightning_rounds
+from malletrain.integrations.checkpoints import RandomStates
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.integrations.lightning_rounds import (
@@ -43,7 +44,6 @@ from malletrain.integrations.lightning_rounds import (
     ModelFiles,
     StepSchedulers,
 )
-from malletrain.integrations.random_states import RandomStates
 from malletrain.training import owner, report, rng
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError

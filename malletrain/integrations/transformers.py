@@ -25,17 +25,10 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
-from malletrain.integrations.checkpoints import (
-    check_owner,
-    is_own,
-    own_folder,
-    read_record,
-    refuse_to_overwrite,
-    write_record,
-)
+from malletrain.integrations import checkpoints
+from malletrain.integrations.checkpoints import read_record, write_record
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
-from malletrain.integrations.random_states import RandomStates, read_states, save_states
 from malletrain.training import owner, report
 from malletrain.training.epoch_begin import undo_of
 from malletrain.training.module_attributes import ModuleNumbers
@@ -72,7 +65,7 @@ class MalleTrainCallback(TrainerCallback):
         self._epoch_over = False
         self._eval_on_start = False
         self._numbers = ModuleNumbers({})
-        self._rng: RandomStates | None = None
+        self._rng: checkpoints.RandomStates | None = None
         """States of the random generators at the checkpoint from which the run resumes."""
         self._requested = self._postponed = False
         self._is_own = False
@@ -88,7 +81,7 @@ class MalleTrainCallback(TrainerCallback):
         Raises:
             SnapshotError: the folder has another job's checkpoint, which was not requested.
         """
-        folder = own_folder(output_dir)
+        folder = checkpoints.own_folder(output_dir)
         paths = _checkpoints(folder)
         records = {path: read_record(path) for path in paths}
         complete = [
@@ -97,7 +90,9 @@ class MalleTrainCallback(TrainerCallback):
             if (_is_whole(records[path]) if records[path] else _has_trainer_state(path))
         ]
         recorded = [path for path in complete if records[path]]
-        own_checkpoints = [path for path in recorded if is_own(records[path], self._run)]
+        own_checkpoints = [
+            path for path in recorded if checkpoints.is_own(records[path], self._run)
+        ]
         self._resumed = next(iter(own_checkpoints), "") or self._find_other_checkpoint(
             folder, complete, records
         )
@@ -123,7 +118,7 @@ class MalleTrainCallback(TrainerCallback):
             iter(of_requested_job or [path for path in paths if records[path]] or paths), ""
         )
         if first:
-            check_owner(records[first], first, self._run)
+            checkpoints.check_owner(records[first], first, self._run)
         elif requested:
             raise SnapshotError(
                 f"There is no checkpoint of job {requested} in {folder}. Name the one to go on "
@@ -142,7 +137,7 @@ class MalleTrainCallback(TrainerCallback):
         begin_epoch = handler.on_epoch_begin
         save = trainer._save_checkpoint
         self._trainer = trainer
-        trainer.args.output_dir = own_folder(trainer.args.output_dir)
+        trainer.args.output_dir = checkpoints.own_folder(trainer.args.output_dir)
         _continue_trackers(trainer)
 
         def begin(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +223,7 @@ class MalleTrainCallback(TrainerCallback):
             return path
         self._resumed = os.path.abspath(resume_from) if resume_from else ""
         if self._resumed and os.path.dirname(self._resumed) == folder:
-            check_owner(read_record(self._resumed), self._resumed, self._run)
+            checkpoints.check_owner(read_record(self._resumed), self._resumed, self._run)
         return resume_from or None
 
     def _begin_checkpoint(self, folder: str, state: Any) -> None:
@@ -266,7 +261,7 @@ class MalleTrainCallback(TrainerCallback):
         """
         for path in _checkpoints(args.output_dir)[spared:]:
             record = read_record(path)
-            if record.get("requested") and is_own(record, self._run):
+            if record.get("requested") and checkpoints.is_own(record, self._run):
                 shutil.rmtree(path, ignore_errors=True)
         if not self._is_requested(state):
             limit = args.save_total_limit
@@ -283,7 +278,7 @@ class MalleTrainCallback(TrainerCallback):
     def _refuse_foreign(self, folder: str) -> None:
         for path in _checkpoints(folder):
             if path != self._resumed:
-                refuse_to_overwrite(read_record(path), path, self._run)
+                checkpoints.refuse_to_overwrite(read_record(path), path, self._run)
 
     def _loader(self, trainer: Trainer, make: Any) -> DataLoader[Any]:
         args, original = trainer.args, make()
@@ -356,7 +351,9 @@ class MalleTrainCallback(TrainerCallback):
         if self._resumed:
             args.eval_on_start = False  # done when the training started
             self._restore_state(state)
-            self._rng = RandomStates(read_states(self._resumed), self._guard.from_rank_0)
+            self._rng = checkpoints.RandomStates(
+                checkpoints.read_states(self._resumed), self._guard.from_rank_0
+            )
 
     def _restore_state(self, state: Any) -> None:
         """Restore callbacks with a state (early stopping), plain numbers of the model, and the loss
@@ -438,7 +435,7 @@ class MalleTrainCallback(TrainerCallback):
         over = self._epoch_over and control.should_training_stop
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         if state.is_world_process_zero and self._batches is not None and os.path.isdir(folder):
-            save_states(folder)
+            checkpoints.save_states(folder)
             plan = self._batches.plan
             facts = {
                 "global_batch_size": plan.global_batch_size,

@@ -33,7 +33,6 @@ from malletrain.training import (
     snapshot_file,
 )
 from malletrain.training import objects as parts
-from malletrain.training.averages import UnsavedAverages
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.dict_tensors import DictTensors
 from malletrain.training.disk_tier import DiskTier, number_of
@@ -42,20 +41,19 @@ from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.epoch_ends import EpochEnds
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.first_sigterm import ignore_first_sigterm
-from malletrain.training.loop_rates import LoopRates
 from malletrain.training.memory_snapshots import DiskCopies, Replicas
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
-from malletrain.training.optimizers import UnsavedOptimizers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.schedulers import Schedulers
+from malletrain.training.schedulers import LoopRates, Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.snapshot_pace import Pace
 from malletrain.training.step_end import StepEnd
 from malletrain.training.step_times import counted_as
+from malletrain.training.unsaved_objects import UnsavedAverages, UnsavedOptimizers
 
 if TYPE_CHECKING:
     from malletrain.training.memory_snapshots import MemorySnapshots

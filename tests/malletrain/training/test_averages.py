@@ -7,7 +7,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import malletrain
-from malletrain.training.averages import UnsavedAverages
+from malletrain.training.unsaved_objects import UnsavedAverages
 from tests.malletrain.training.worker_side import as_plain_script
 
 

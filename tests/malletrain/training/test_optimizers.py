@@ -9,7 +9,7 @@ import torch
 from torch.optim import SGD, Adam
 
 import malletrain
-from malletrain.training import optimizers, report
+from malletrain.training import report, unsaved_objects
 from malletrain.training.schedulers import reachable
 from malletrain.training.snapshot_file import SnapshotError
 
@@ -192,7 +192,7 @@ def test_two_snapshots_search_for_an_optimizer_once_each(tmp_path, monkeypatch):
         searches[id(objects), kind] += 1
         return reachable(objects, kind, closed)
 
-    monkeypatch.setattr(optimizers, "reachable", counted)
+    monkeypatch.setattr(unsaved_objects, "reachable", counted)
     trained, snapshots = [], []
     for number, kind in enumerate((SGD, Adam)):
         model = torch.nn.Linear(2, 1)

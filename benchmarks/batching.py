@@ -17,7 +17,7 @@ Node-seconds are counted from the first sample of the training to its end, per 1
 own, and those of all six nodes per 1,000 samples of both trainings. ``new plan``: from the first
 step with a larger batch to other nodes, seconds. ``profiles``: how many there were.
 
-``--predict`` prints, for each batch, the throughput that the law of step times (jpa.step_time)
+``--predict`` prints, for each batch, the throughput that the law of step times (jpa.fit)
 predicts from what is measured at smaller batches, beside the truth; nothing is started.
 
 ``--trace``: benchmarks.batching_simulated, batches that follow the gradient noise beside fixed ones

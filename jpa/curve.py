@@ -9,7 +9,7 @@ relative to that of the first phase (``batch x2``). A new phase starts with the 
 before as a prior. When a job returns to a phase, the curve of that phase applies again.
 
 If the global batch is the same at every number of nodes, the phases that differ in the batch alone
-share one law of step times (:mod:`jpa.step_time`). It predicts a batch that the job has not had,
+share one law of step times (:mod:`jpa.fit`). It predicts a batch that the job has not had,
 so that another batch needs no measurement of its own.
 """
 
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allocator.curves import CurveError, ScalingCurve
+from jpa.fit import StepPoint, StepTimeLaw, fit_steps
 from jpa.phase import PhaseCurve, Prior
 from jpa.points import CI95, Cusum, Point, PointConfig, new_point, observe, remeasure
-from jpa.step_time import StepPoint, StepTimeLaw, fit_steps
 
 DEFAULT_PHASE = "default"
 BATCH = "batch x"

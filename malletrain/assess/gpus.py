@@ -2,7 +2,7 @@
 
 Computes how many GPUs are idle on hosts without a job and on hosts that jobs use in part, in which
 fragments, and how much of that leases of slots and of whole nodes could harvest.
-:mod:`malletrain.assess.host_use` says what jobs hold on each host.
+:mod:`malletrain.assess.hosts` says what jobs hold on each host.
 
 A slot exists on a host while its GPUs, CPUs and memory are free there. Of several slots that fit
 beside each other, the last ends first when a job takes resources. An interval counts as a whole:
@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 
 from malletrain.assess.gaps import LENGTH_EDGES_S
-from malletrain.assess.host_use import (
+from malletrain.assess.hosts import (
     Booleans,
     Floats,
+    Hosts,
+    HostSize,
     HostUse,
     Integers,
     MachineUse,
     states,
 )
-from malletrain.assess.hosts import Hosts, HostSize
 from malletrain.config.units import UnitError, format_size, parse_size
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from malletrain.assess.host_use import MachineUse, states
-from malletrain.assess.hosts import Hosts
+from malletrain.assess.hosts import Hosts, MachineUse, states
 from malletrain.sim.idle import IdleNodes
 from malletrain.sim.logged_jobs import JobLog
 from malletrain.sim.observation import Observation

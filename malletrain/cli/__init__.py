@@ -12,9 +12,8 @@ import click
 from malletrain import __version__
 from malletrain.cli.assess import assess
 from malletrain.cli.check import check
-from malletrain.cli.cluster import cluster
 from malletrain.cli.common import CommandGroup
-from malletrain.cli.daemon import agent, daemon
+from malletrain.cli.daemon import agent, cluster, daemon
 from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events

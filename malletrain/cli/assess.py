@@ -211,8 +211,7 @@ def assess(
     """
     from malletrain.assess.gaps import gap_report, typical_window
     from malletrain.assess.gpus import SlotSize, gpu_report, has_gpus
-    from malletrain.assess.host_use import MachineUse
-    from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
+    from malletrain.assess.hosts import Hosts, MachineUse, SizeRules, read_hosts
     from malletrain.assess.page import Assessment, page, text
     from malletrain.assess.sharing import sharing_report
     from malletrain.assess.whatif import cases, enough_at_a_time, lasting

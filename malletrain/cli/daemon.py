@@ -1,15 +1,31 @@
-"""The processes of a site, in the foreground: ``malletrain daemon`` and ``malletraind`` start the
-daemon, and ``malletrain agent`` an agent. Users do not call ``agent``; the batch script of a lease
-does.
+"""The processes of a site: ``malletrain daemon`` and ``malletraind`` run the daemon, and
+``malletrain agent`` an agent, in the foreground; ``malletrain cluster`` shows and stops the
+embedded cluster of a configuration.
+
+Users do not call ``agent``; the batch script of a lease does. The cluster runs with or without a
+daemon, so no daemon is asked about it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import ConsoleCommand, Refused, config_option
+from malletrain.cli.common import (
+    CommandGroup,
+    ConsoleCommand,
+    Refused,
+    config_option,
+    json_option,
+    print_json,
+    say,
+)
+
+if TYPE_CHECKING:
+    from scavenger.embedded.cluster_process import ClusterProcess
 
 
 @click.command(cls=ConsoleCommand)
@@ -78,3 +94,105 @@ def missing(error: ModuleNotFoundError) -> Refused:
 def main() -> None:
     """Console script ``malletraind``."""
     daemon.main(prog_name="malletraind")
+
+
+of_cluster = config_option("Configuration with which the daemon started the cluster (TOML).")
+
+SLACK_S = 30.0
+"""Maximum time for the cluster to end beyond its grace time, seconds."""
+
+
+@click.group(cls=CommandGroup)
+def cluster() -> None:
+    """Show or stop the embedded cluster.
+
+    The embedded cluster is the main scheduler of a configuration with kind = "local". It is a
+    separate process and outlives the daemon, with the jobs on its nodes. A changed
+    [scheduler.local] takes effect after the cluster was stopped and the daemon has started it
+    again.
+
+    \b
+    Example:
+      malletrain cluster stop --config local.toml
+      malletrain daemon --config local.toml
+    """
+
+
+@cluster.command()
+@of_cluster
+@json_option
+def status(config_file: Path, as_json: bool) -> None:
+    """Show whether the embedded cluster runs, and its options.
+
+    With --json: directory, pid, options, nodes.
+    """
+    running = _running(config_file)
+    scavenger = running.scavenger()
+    options, nodes = scavenger.options(), _states(running)
+    if as_json:
+        print_json(
+            {
+                "directory": str(running.directory),
+                "pid": running.pid,
+                "options": options,
+                "nodes": nodes,
+            }
+        )
+        return
+    from scavenger.embedded.scavenger import describe_size
+
+    counts = Counter(nodes.values())
+    summary = ", ".join(f"{counts[state]} {state}" for state in ("leased", "idle", "busy"))
+    click.echo(
+        f"An embedded cluster of {describe_size(nodes)} runs in {running.directory} (process "
+        f"{running.pid}): {summary}."
+    )
+    for name, value in options.items():
+        click.echo(f"  {name} = {'not given' if value is None else value}")
+
+
+@cluster.command()
+@of_cluster
+def stop(config_file: Path) -> None:
+    """Stop the embedded cluster with all processes on its nodes.
+
+    Jobs get the notice of a preemption and have the grace time to save; they continue when there
+    are nodes again. A running daemon has no nodes from then on: restart it, too.
+    """
+    from scavenger.interface import SchedulerError
+
+    running = _running(config_file)
+    grace_s = float(running.scavenger().options()["grace"])
+    leased = sum(state == "leased" for state in _states(running).values())
+    say(
+        f"Stopping the embedded cluster (process {running.pid}); {leased} leased nodes have "
+        f"{grace_s:g} s to leave."
+    )
+    try:
+        running.stop(grace_s + SLACK_S)
+    except SchedulerError as error:
+        raise Refused(str(error)) from None
+    click.echo(f"The embedded cluster in {running.directory} has stopped.")
+
+
+def _states(running: ClusterProcess) -> dict[str, str]:
+    return {e.node: e.state for e in running.scavenger().poll().explanations}
+
+
+def _running(config_file: Path) -> ClusterProcess:
+    """Return the running cluster of the configuration. Raises Refused if there is none."""
+    config = load(config_file)
+    if config.scheduler.kind != "local":
+        raise Refused(
+            f"The main scheduler of {config_file} is {config.scheduler.kind}; only the embedded "
+            'one (kind = "local") is started and stopped by MalleTrain.'
+        )
+    try:
+        from scavenger.embedded.cluster_process import ClusterProcess
+        from scavenger.interface import SchedulerError
+    except ModuleNotFoundError as error:
+        raise missing(error) from None
+    try:
+        return ClusterProcess.attach(config.cluster_dir)
+    except SchedulerError as error:
+        raise Refused(str(error)) from None

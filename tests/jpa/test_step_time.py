@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jpa.step_time import StepPoint, fit_steps, terms
+from jpa.fit import StepPoint, fit_steps, step_terms
 
 SIZES, BASE = (1, 2, 3, 4, 6), 64
 
@@ -44,8 +44,8 @@ def errors(law, fitted, cases):
 
 
 def test_the_terms_are_those_of_the_docstring():
-    assert terms(1, 64) == (1.0, 64.0, 0.0, 0.0, 0.0)
-    assert terms(8, 64) == (1.0, 8.0, 7 / 8, 3.0, 7.0)
+    assert step_terms(1, 64) == (1.0, 64.0, 0.0, 0.0, 0.0)
+    assert step_terms(8, 64) == (1.0, 8.0, 7 / 8, 3.0, 7.0)
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -121,6 +121,6 @@ def test_a_law_needs_a_throughput():
     with pytest.raises(ValueError, match=r"throughput 0\.0 at 2 nodes"):
         fit_steps([StepPoint(2, 64.0, 0.0, 0.1)])
     with pytest.raises(ValueError, match="sizes start at 1"):
-        terms(0, 64)
+        step_terms(0, 64)
     with pytest.raises(ValueError, match="a batch is above 0"):
-        terms(1, 0)
+        step_terms(1, 0)

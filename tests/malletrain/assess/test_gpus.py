@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.assess.gpus import SlotSize, gpu_report
-from malletrain.assess.host_use import MachineUse, divided
-from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
+from malletrain.assess.hosts import Hosts, MachineUse, SizeRules, divided, read_hosts
 from malletrain.cli import main
 from malletrain.sim.accounting_logs import read_sacct
 from malletrain.sim.logged_jobs import JobLog, LogJob, Resources

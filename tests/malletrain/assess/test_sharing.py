@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from malletrain.assess.host_use import MachineUse
-from malletrain.assess.hosts import Hosts, HostSize, SizeRules
+from malletrain.assess.hosts import Hosts, HostSize, MachineUse, SizeRules
 from malletrain.assess.sharing import sharing_report
 from malletrain.cli import main
 from malletrain.sim.idle import idle_nodes

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from allocator import ScalingCurve
 from malletrain.core.goodput import BatchState, best_batch, goodput
-from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import NODE, TRAINING_COST
 from malletrain.sim.workloads import SimJob

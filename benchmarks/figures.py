@@ -48,10 +48,10 @@ from benchmarks import gap_figures, model_figures
 from benchmarks.pictures import COLOURS, Mean, draw, finish, mean_of, tell
 from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.joblogs import read_log
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings

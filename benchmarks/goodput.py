@@ -40,8 +40,8 @@ from typing import Any
 
 from allocator import ScalingCurve
 from benchmarks import end_in_order
-from malletrain.sim.costs import Cause, CostModel, Mode
 from malletrain.sim.engine import Simulation
+from malletrain.sim.model_jobs import Cause, CostModel, Mode
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_curves
 from malletrain.sim.workloads import hpo

@@ -33,8 +33,8 @@ def row(
     kind: str, policy: str, semantics: str, seed: int, files: dict[str, str], hours: float | None
 ) -> dict[str, Any]:
     """Return one simulation as a row of the table."""
-    from malletrain.sim.costs import CostModel
     from malletrain.sim.engine import simulate
+    from malletrain.sim.model_jobs import CostModel
     from malletrain.sim.policies import POLICIES
     from malletrain.sim.settings import SimSettings
     from malletrain.sim.workload_files import read_curves

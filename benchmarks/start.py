@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import deadlines
-from malletrain.sim.costs import SimRun
 from malletrain.sim.engine import Simulation
+from malletrain.sim.model_jobs import SimRun
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_curves

@@ -354,7 +354,7 @@ def _slot_kinds(
 
 def settings_of(options: dict[str, Any]) -> SimSettings:
     """Return the settings in the values of :func:`simulation_options`. Raises WorkloadError."""
-    from malletrain.sim.costs import CostModel
+    from malletrain.sim.model_jobs import CostModel
     from malletrain.sim.policies import POLICIES
     from malletrain.sim.settings import SimSettings
 

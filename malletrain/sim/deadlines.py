@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from malletrain.sim.costs import SimRun
+from malletrain.sim.model_jobs import SimRun
 from malletrain.sim.workloads import SimJob, WorkloadError
 
 SHORTEST_S = 600.0

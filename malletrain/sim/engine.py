@@ -4,7 +4,7 @@ instead of processes.
 :class:`Simulation` decides the order of events and applies the controller's commands to model jobs.
 It tells the controller of a job's submission (:func:`submission`) and progress (:func:`work_done`).
 The controller (:mod:`malletrain.core.controller`), the same code as in the daemon, makes every
-other decision. :mod:`malletrain.sim.costs` decides the effect of a rescale on a job.
+other decision. :mod:`malletrain.sim.model_jobs` decides the effect of a rescale on a job.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ from malletrain.core.events import (
 )
 from malletrain.core.goals import OwnerGoals, WorkReported
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.sim.costs import Cause, SimRun
 from malletrain.sim.deadlines import count_goals
 from malletrain.sim.foresight import forecaster
 from malletrain.sim.idle import require_time
+from malletrain.sim.model_jobs import Cause, Reports, SimRun, kind_of
 from malletrain.sim.policies import Policy
-from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.results import Floats, IdealThroughput, Result
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.slot_kinds import SlotKinds, use_by_kind

@@ -34,7 +34,7 @@ from malletrain.core.planning import (
 )
 from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
-from malletrain.sim.costs import CostModel
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.workloads import SimJob
 
 INSTANT_S = 1e-3

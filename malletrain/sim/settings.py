@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings
-from malletrain.sim.costs import CostModel
 from malletrain.sim.foresight import Foresight
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.policies import POLICIES, Policy
 from malletrain.sim.workloads import WorkloadError
 

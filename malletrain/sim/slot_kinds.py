@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from malletrain.sim.costs import SimRun
+from malletrain.sim.model_jobs import SimRun
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.trace.trace import Trace
 

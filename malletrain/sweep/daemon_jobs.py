@@ -18,7 +18,7 @@ from malletrain.client.operations import Operation
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec, daemon_of
 from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
-from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TooManyJobs, TrialJob
+from malletrain.sweep.engine import LOST, JobRefused, JobsAway, TooManyJobs, TrialJob
 
 NODE_EVENTS = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 """Events with the nodes that a job has from then on."""
@@ -36,7 +36,7 @@ TRANSIENT_ERRORS = TRANSIENT | {UNAUTHENTICATED}
 
 
 class DaemonJobs:
-    """Implements :class:`malletrain.sweep.jobs.Jobs`. Usable as a context manager."""
+    """Implements :class:`malletrain.sweep.engine.Jobs`. Usable as a context manager."""
 
     def __init__(self, state_dir: Path | None) -> None:
         self._state_dir = state_dir

@@ -13,6 +13,9 @@ that is about to end is already in the queue, so that the nodes do not become id
 starts after the end is noted and before the job is cancelled, or when the trial has reported its
 last step. The exception is a sampler that learns and is to run one trial at a time.
 
+:class:`Jobs` is what the engine needs of the jobs of trials; the implementation with a daemon is
+:class:`malletrain.sweep.daemon_jobs.DaemonJobs`.
+
 Weights: trials on higher rungs weigh more. The pruner and the allocator meet in the bid. The trials
 on the highest rung have the weight that the sweep has; the others have less. When only those on the
 highest rung remain, they have the whole weight and get the nodes that there are.
@@ -29,7 +32,9 @@ would let one trial grow while others wait, which trains less on the same nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from optuna.exceptions import UpdateFinishedTrialError
@@ -37,10 +42,83 @@ from optuna.trial import FrozenTrial, TrialState
 
 from malletrain.protocol.messages import JobSpec
 from malletrain.sweep import ledger as book
-from malletrain.sweep.jobs import LOST, JobRefused, Jobs, TooManyJobs, TrialJob
 from malletrain.sweep.ledger import Ledger, StoredValueError
 from malletrain.sweep.space import Value
 from malletrain.sweep.spec import SweepError
+
+ENDED = ("completed", "failed", "cancelled")
+LOST = "lost"
+
+
+class JobsAway(RuntimeError):
+    """The daemon does not answer at the moment. The message is a sentence."""
+
+
+class JobRefused(RuntimeError):
+    """The job cannot be submitted as it is; the message is a sentence."""
+
+
+class TooManyJobs(RuntimeError):
+    """The owner may submit the job when another one has ended. It does not exist yet. The message
+    is a sentence.
+    """
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """State of a trial's job."""
+
+    id: str
+    state: str
+    """As in the glossary; ``lost``: the daemon knows no such job."""
+    reason: str = ""
+    nodes: int = 0
+    """Number of nodes on which it runs."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self.state in ENDED or self.state == LOST
+
+
+class Jobs(Protocol):
+    """Interface to the jobs. Every call raises JobsAway if the daemon does not answer."""
+
+    def daemon(self) -> str:
+        """Return the name of the daemon that has the jobs: ids are valid for this daemon only."""
+
+    def submit(self, spec: JobSpec) -> str:
+        """Submit a job and return its id. If its key was submitted before, returns that job's id.
+        Raises JobRefused, TooManyJobs.
+        """
+
+    def states(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
+        """Return the state of each of these jobs."""
+
+    def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
+        """Return the reported values of a metric as (step, value), at least those after
+        ``since``."""
+
+    def last(self, job: str, metric: str) -> float | None:
+        """Return the newest value that the job reported of a metric."""
+
+    def names(self, job: str) -> list[str]:
+        """Return the names of the metrics that the job has reported."""
+
+    def node_seconds(self, job: str) -> float:
+        """Return the node-seconds that the job had."""
+
+    def weigh(self, job: str, weight: float) -> None:
+        """Set the weight of a job; no effect if it has ended."""
+
+    def cancel(self, job: str, why: str) -> None:
+        """Cancel a job; no effect if it has ended. ``why``: the reason that is reported."""
+
+    def wait(self, ids: Sequence[str], within_s: float) -> None:
+        """Wait until one of these jobs has, or may have, reported a value or ended since the last
+        call; at most ``within_s`` seconds.
+        """
+
 
 WEIGHT_PER_RUNG = 1.02
 """Ratio of the weights of two trials that are one rung apart."""

@@ -36,8 +36,7 @@ from malletrain.identity.state_directory import (
 )
 from malletrain.protocol import env
 from malletrain.sweep.daemon_jobs import DaemonJobs
-from malletrain.sweep.engine import Engine
-from malletrain.sweep.jobs import Jobs, JobsAway
+from malletrain.sweep.engine import Engine, Jobs, JobsAway
 from malletrain.sweep.ledger import (
     Ledger,
     open_storage,

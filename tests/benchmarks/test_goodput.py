@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.goodput import goodput, lost_s, useful_s, usual_s
-from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.settings import SimSettings
 from tests.malletrain.sim.conftest import job, trace_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.start import compared, figures, summary
-from malletrain.sim.costs import CostModel, SimRun
+from malletrain.sim.model_jobs import CostModel, SimRun
 from tests.malletrain.sim.conftest import job
 
 HOUR_S = 3600.0

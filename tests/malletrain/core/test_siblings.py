@@ -14,7 +14,7 @@ from malletrain.core.events import (
 )
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import SharedCurves, Sibling
-from malletrain.sim.reports import Memory
+from malletrain.sim.model_jobs import Memory
 from tests.malletrain.core.profiled_world import ProfiledWorld, amdahl, profiled_job, world
 
 

@@ -16,8 +16,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import JobCompleted, JobSubmitted, RescaleCostMeasured
 from malletrain.daemon.site.settings import controller_settings
 from malletrain.protocol import messages
-from malletrain.sim.costs import CostModel, SimRun
-from malletrain.sim.reports import Reports
+from malletrain.sim.model_jobs import CostModel, Reports, SimRun
 from malletrain.sim.workloads import SimJob
 from malletrain.store.records import JobRow, ProfileRow
 from malletrain.store.store import Store

@@ -14,8 +14,8 @@ from malletrain.core import defaults
 from malletrain.core.commands import Rescale
 from malletrain.core.events import JobCompleted
 from malletrain.core.settings import ControllerSettings, PlanningSettings
-from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation, simulate
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_curves

@@ -14,11 +14,10 @@ from jpa import MeasuredCurve
 from malletrain.core.commands import Announce, KeepScalingModel
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.sim.costs import CostModel, SimRun
 from malletrain.sim.engine import Simulation
+from malletrain.sim.model_jobs import NOISE, CostModel, Reports, SimRun
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
-from malletrain.sim.reports import NOISE, Reports
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob
 from tests.malletrain.sim.conftest import trace_of

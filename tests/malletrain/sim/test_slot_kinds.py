@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from malletrain.cli import main
-from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation, simulate
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.slot_kinds import SlotKinds
 from malletrain.sim.workload_files import read_workload

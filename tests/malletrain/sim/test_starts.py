@@ -6,8 +6,8 @@ import click
 import pytest
 
 from malletrain.cli.simulate import simulate
-from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
+from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.policies import POLICIES, Ramp
 from malletrain.sim.settings import SimSettings
 from tests.malletrain.sim.conftest import job, trace_of

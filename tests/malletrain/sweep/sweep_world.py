@@ -10,8 +10,7 @@ from pathlib import Path
 import optuna
 
 from malletrain.protocol.messages import JobSpec
-from malletrain.sweep.engine import Engine
-from malletrain.sweep.jobs import JobRefused, JobsAway, TooManyJobs, TrialJob
+from malletrain.sweep.engine import Engine, JobRefused, JobsAway, TooManyJobs, TrialJob
 from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.spec import parse_sweep
 

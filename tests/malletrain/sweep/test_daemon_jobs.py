@@ -7,7 +7,7 @@ import pytest
 from malletrain.client import Connection
 from malletrain.protocol import messages
 from malletrain.sweep.daemon_jobs import DaemonJobs
-from malletrain.sweep.jobs import JobRefused, JobsAway, TooManyJobs
+from malletrain.sweep.engine import JobRefused, JobsAway, TooManyJobs
 from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers
 from tests.malletrain.daemon.test_forged_reports import World
 from tests.waiting import NEVER_S

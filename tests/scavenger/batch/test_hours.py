@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from scavenger.batch.hours import HoursError, parse_hours
+from scavenger.batch.rules import HoursError, parse_hours
 
 
 def at(day, clock):

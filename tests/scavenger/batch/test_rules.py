@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import (
     RULES,
     Explanations,
@@ -12,6 +11,7 @@ from scavenger.batch.rules import (
     NodeFacts,
     choose,
     explain,
+    parse_hours,
     passes,
     why_not,
 )

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from malletrain.sim.costs import Cause, CostModel, SimRun
+from malletrain.sim.model_jobs import Cause, CostModel, SimRun
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.conftest import job
 

@@ -35,9 +35,9 @@ from malletrain.protocol.views import (
     TaskView,
     UsageView,
 )
-from malletrain.submission.array import indices, one_of
 from malletrain.submission.goals import changes_of
 from malletrain.submission.resuming import file_of, requeued, resuming, with_snapshots_bound
+from malletrain.submission.task_lists import indices, one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -298,12 +298,12 @@ def submit(
       malletrain submit --array 1-10 --wait train.py --seed {index}
       malletrain submit --after train --time-limit "2 h" evaluate.py
     """
-    from malletrain.submission.array import indices, one_of
     from malletrain.submission.error import SpecError
     from malletrain.submission.options import ScriptOptions
     from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
     from malletrain.submission.software import SoftwareOptions
     from malletrain.submission.spec import build
+    from malletrain.submission.task_lists import indices, one_of
 
     software = {field.name: options.pop(field.name) for field in fields(SoftwareOptions)}
     try:

@@ -2,7 +2,7 @@
 epoch exactly once.
 
 :class:`ElasticStream` yields this rank's batches and tracks the position of all ranks.
-:mod:`malletrain.training.stream_deal` decides which rank reads which shard, and
+:mod:`malletrain.training.epoch_plan` decides which rank reads which shard, and
 :mod:`malletrain.training.snapshot` when the position is saved.
 
 The length of a shard is unknown until it is read. The shards are dealt out to the readers of all
@@ -31,13 +31,20 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from malletrain.training.epoch_plan import order, piece, whole_number
+from malletrain.training.epoch_plan import (
+    Cursor,
+    Deal,
+    StreamPosition,
+    deal,
+    order,
+    piece,
+    whole_number,
+)
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
 from malletrain.training.side_group import new_side_group
 from malletrain.training.step_times import waits_counted
-from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
 from malletrain.training.torch_private import forget_worker
 
 _NUMBERS = 4

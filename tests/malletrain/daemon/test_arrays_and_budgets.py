@@ -7,7 +7,7 @@ import pytest
 from malletrain.client import ClientError
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
-from malletrain.submission.array import one_of
+from malletrain.submission.task_lists import one_of
 from tests.malletrain.daemon.test_forged_reports import World
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from malletrain.protocol.messages import JobSpec, Notification
-from malletrain.submission.array import indices, one_of
 from malletrain.submission.error import SpecError
 from malletrain.submission.spec import NOTIFY_EVENTS, notification, time_limit_of
+from malletrain.submission.task_lists import indices, one_of
 
 
 @pytest.mark.parametrize(

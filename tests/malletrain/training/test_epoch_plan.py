@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.training.stream_deal import StreamPosition, deal
+from malletrain.training.epoch_plan import StreamPosition, deal
 
 
 @st.composite

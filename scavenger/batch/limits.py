@@ -1,5 +1,6 @@
-"""What a limit of the main scheduler on a user's jobs means for leases, as findings of ``malletrain
-check``. Decides the sentences. Each scheduler's own check reads the limits.
+"""What a limit of the main scheduler on a user's jobs, or on the time of preempted ones, means for
+leases, as findings of ``malletrain check``. Decides the sentences. Each scheduler's own check reads
+the limits.
 """
 
 from __future__ import annotations
@@ -55,3 +56,27 @@ def job_limit(title: str, name: str, limit: int, max_leases: int, table: str) ->
             f"{title} allows one user {limit} jobs ({name}); leases take {max_leases} of them at "
             "most.",
         )
+
+
+def preemption_grace(grace_s: float, needed_s: float, remedy: str, source: str = "") -> Finding:
+    """Return the finding about the time that a preempted lease has.
+
+    Args:
+        grace_s: that time, seconds.
+        needed_s: maximum time that jobs need to take a snapshot and stop, seconds.
+        remedy: how to lengthen it, as a part of a sentence.
+        source: name of the scheduler's setting; empty for none.
+    """
+    if grace_s < needed_s:
+        return (
+            False,
+            f"A preempted lease has {grace_s:g} s until it is killed, too short to take a "
+            f"snapshot and leave in order ({needed_s:g} s with drain_timeout and stop_grace of "
+            f"[jobs]); {remedy}, or make those shorter.",
+        )
+    shown_source = f" ({source})" if source else ""
+    return (
+        True,
+        f"A preempted lease has {grace_s:g} s to leave{shown_source}; jobs need {needed_s:g} s at "
+        "most to take a snapshot and stop.",
+    )

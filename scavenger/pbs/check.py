@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.lease_script import Part, lease_script
-from scavenger.batch.limits import job_limit
+from scavenger.batch.limits import job_limit, preemption_grace
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.slots import kind_finding
@@ -232,24 +232,9 @@ def _waits_for_leases(name: str, above: list[str], inputs: PbsCheckInputs) -> bo
 
 def _grace(inputs: PbsCheckInputs) -> Iterator[Finding]:
     needed_s = inputs.settings.needed_grace_s
-    name = inputs.settings.lease.queue
-    grace = inputs.grace_s
-    if grace < needed_s:
-        yield (
-            False,
-            (
-                f"A preempted lease has {grace:g} s until it is killed, too short to take a "
-                f"snapshot and leave in order ({needed_s:g} s with "
-                f"drain_timeout and stop_grace of [jobs]); run qmgr -c 'set queue {name} "
-                f"kill_delay = {needed_s:.0f}', or make those shorter."
-            ),
-        )
-    else:
-        yield (
-            True,
-            f"A preempted lease has {grace:g} s to leave (kill_delay); jobs need {needed_s:g} s "
-            "at most to take a snapshot and stop.",
-        )
+    queue = inputs.settings.lease.queue
+    remedy = f"run qmgr -c 'set queue {queue} kill_delay = {needed_s:.0f}'"
+    yield preemption_grace(inputs.grace_s, needed_s, remedy, "kill_delay")
 
 
 def _backfill(inputs: PbsCheckInputs) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scavenger.batch.commands import CommandError, Commands
+from scavenger.batch.limits import preemption_grace
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
@@ -318,28 +319,13 @@ def _preempting_qos(inputs: SlurmCheckInputs) -> Iterator[Finding]:
 
 def _grace(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     needed_s = inputs.settings.needed_grace_s
-    grace = inputs.grace_s
     where = (
         f"partition {name}"
         if (name := inputs.settings.lease.main_partition)
         else f"QOS {inputs.settings.lease.qos}"
     )
-    if grace < needed_s:
-        yield (
-            False,
-            (
-                f"A preempted lease has {grace:g} s until it is killed, too short to take a "
-                f"snapshot and leave in order ({needed_s:g} s with "
-                f"drain_timeout and stop_grace of [jobs]); set GraceTime={needed_s:.0f} for "
-                f"{where} in Slurm, or make those shorter."
-            ),
-        )
-    else:
-        yield (
-            True,
-            f"A preempted lease has {grace:g} s to leave; jobs need {needed_s:g} s at most to "
-            "take a snapshot and stop.",
-        )
+    remedy = f"set GraceTime={needed_s:.0f} for {where} in Slurm"
+    yield preemption_grace(inputs.grace_s, needed_s, remedy)
     if inputs.site.user_signal:
         yield True, "Preemption signals the agent at once (preempt_send_user_signal)."
     else:

@@ -42,14 +42,13 @@ import numpy.typing as npt
 from allocator import ScalingCurve
 from malletrain.core.commands import Command
 from malletrain.core.settings import ControllerSettings
-from malletrain.sim.deadlines import with_deadlines
 from malletrain.sim.engine import Simulation
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.joblogs import read_log
 from malletrain.sim.logged_jobs import JobLog
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_curves
-from malletrain.sim.workloads import SimJob, arriving, hpo
+from malletrain.sim.workloads import SimJob, arriving, hpo, with_deadlines
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 

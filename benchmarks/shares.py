@@ -38,7 +38,6 @@ from typing import Any
 from benchmarks.deadlines import idle_over_time, met, oracle
 from benchmarks.shares_bound import most_samples
 from malletrain.core.settings import ControllerSettings, ShareSettings
-from malletrain.sim.deadlines import with_deadlines
 from malletrain.sim.engine import Simulation
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.joblogs import read_log
@@ -47,7 +46,7 @@ from malletrain.sim.results import Result
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workload_files import read_curves
-from malletrain.sim.workloads import SimJob, arriving, hpo, with_stated_curves
+from malletrain.sim.workloads import SimJob, arriving, hpo, with_deadlines, with_stated_curves
 from scavenger.trace.trace import Trace
 
 DAY_S = 86400.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from malletrain.sim.model_jobs import SimRun
 from malletrain.sim.slot_kinds import KindResult
 from malletrain.sim.workloads import SimJob
+
+_MAX_CHARGE_FACTOR, _MAX_EXCESS_S = 1 + 1e-6, 1.0
+"""A job exceeds its budget if its charge is above the first times the budget plus the second,
+node-seconds: sums of times are rounded.
+"""
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -250,3 +256,39 @@ def table(result: Result) -> Table:
     for row in rows:
         grid.add_row(*row)
     return grid
+
+
+@dataclass(frozen=True)
+class GoalCounts:
+    """Numbers of deadlines and budgets that a simulation met and missed."""
+
+    deadlines: int
+    """Number of deadlines within the simulated time."""
+    met: int
+    """Number of these that were met."""
+    overspent: int
+    """Number of jobs that exceeded their budget."""
+
+
+def count_goals(
+    runs: Iterable[SimRun], end_s: float, prices: Mapping[str, float] | None = None
+) -> GoalCounts:
+    """Count the deadlines up to ``end_s``, those that were met, and the exceeded budgets.
+
+    Args:
+        runs: all jobs.
+        end_s: end of the simulation, seconds.
+        prices: kind of slots → node-seconds that a second of one counts; others count 1.
+    """
+    price = (prices or {}).get
+    all_runs = list(runs)
+    due = [r for r in all_runs if r.job.deadline_s is not None and r.job.deadline_s <= end_s]
+    met = [r for r in due if r.ended_at is not None and r.ended_at <= (r.job.deadline_s or 0.0)]
+    overspent = [
+        r
+        for r in all_runs
+        if r.job.budget_nh is not None
+        and sum(price(kind, 1.0) * use.allocated_s for kind, use in r.use.items())
+        > _MAX_CHARGE_FACTOR * 3600.0 * r.job.budget_nh + _MAX_EXCESS_S
+    ]
+    return GoalCounts(len(due), len(met), len(overspent))

@@ -1,9 +1,9 @@
 """Workloads: the model jobs of a simulation.
 
-Defines the job of a simulation, and workloads of random jobs from scaling curves (``hpo``). Other
-workloads are read from a file (:mod:`malletrain.sim.workload_files`) or consist of random cells
-(:mod:`malletrain.sim.nas`). Arrivals and sizes of a real log come from
-:mod:`malletrain.sim.joblogs`.
+Defines the job of a simulation, workloads of random jobs from scaling curves (``hpo``), and random
+deadlines; the controller decides how deadlines affect plans. Other workloads are read from a file
+(:mod:`malletrain.sim.workload_files`) or consist of random cells (:mod:`malletrain.sim.nas`).
+Arrivals and sizes of a real log come from :mod:`malletrain.sim.joblogs`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from allocator import Goal, ScalingCurve
 HPO_SAMPLES = 1.3e8
 """Samples of one job of a hyperparameter search: a hundred epochs of ImageNet, as in the published
 replay.
+"""
+
+
+SHORTEST_S = 600.0
+"""Jobs that need less get no random deadline, because starts and the interval between plans are a
+large part of their time.
 """
 
 
@@ -244,4 +250,42 @@ def with_stated_curves(jobs: Sequence[SimJob], how: CurveStatement, seed: int = 
                 different[k] if different[k] != job.curve.points else different[-1]
             )
         result.append(replace(job, stated_curve=stated_curve))
+    return result
+
+
+def with_deadlines(
+    jobs: Sequence[SimJob], fraction: float, slack: tuple[float, float] = (1.5, 5.0), seed: int = 0
+) -> list[SimJob]:
+    """Return the jobs, a fraction of them with deadlines.
+
+    The time from submission to deadline is the time that the job needs at its largest size without
+    interruption, times a random factor. Jobs that need less than :data:`SHORTEST_S` get no
+    deadline.
+
+    Args:
+        jobs: jobs of the workload.
+        fraction: fraction of the jobs with deadlines, 0 to 1.
+        slack: minimum and maximum of the factor, both at least 1. The factor is log-uniformly
+            distributed.
+        seed: seed of the random numbers.
+
+    Raises:
+        WorkloadError: the fraction or the slack is not valid.
+    """
+    low, high = slack
+    if not (0 <= fraction <= 1 and 1 <= low <= high):
+        raise WorkloadError(
+            "Random deadlines need a fraction from 0 to 1 and factors of 1 or more, the smaller "
+            f"first; got fraction {fraction:g}, factors {low:g} to {high:g}."
+        )
+    # other random numbers than those of the workload (1) and of the reports (2)
+    rng = np.random.default_rng((seed, 3))
+    chosen = rng.random(len(jobs)) < fraction
+    factors = np.exp(rng.uniform(np.log(low), np.log(high), len(jobs)))
+    result = []
+    for job, gets_deadline, factor in zip(jobs, chosen.tolist(), factors.tolist(), strict=True):
+        needs_s = job.samples / job.curve.at(job.max_nodes)
+        if gets_deadline and needs_s >= SHORTEST_S:
+            job = replace(job, deadline_s=job.submit_s + factor * needs_s)
+        result.append(job)
     return result

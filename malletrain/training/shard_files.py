@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from malletrain.training import snapshot_file
-from malletrain.training.block_sums import BlockSums, sums_of
 from malletrain.training.side_group import Team
-from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.snapshot_file import BlockSums, SnapshotError, sums_of
 
 SUFFIX = ".shards"
 KEY = "shards"

@@ -29,8 +29,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from malletrain.training.block_sums import BlockFile, BlockSums
-from malletrain.training.snapshot_file import DamagedSnapshotError
+from malletrain.training.snapshot_file import BlockFile, BlockSums, DamagedSnapshotError
 
 HEAD = 1024
 """Number of bytes from the start that contain the layout."""

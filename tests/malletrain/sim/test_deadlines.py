@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from malletrain.sim.deadlines import SHORTEST_S, with_deadlines
 from malletrain.sim.engine import Simulation
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workload_files import read_workload
-from malletrain.sim.workloads import SimJob, WorkloadError
+from malletrain.sim.workloads import SHORTEST_S, SimJob, WorkloadError, with_deadlines
 from tests.malletrain.sim.conftest import job, linear, trace_of
 
 HOUR = 3600.0

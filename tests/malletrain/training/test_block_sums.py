@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.training.block_sums import (
+from malletrain.training.snapshot_file import (
     MAX_BLOCKS,
     MIN_BLOCK_BYTES,
     BlockFile,

@@ -28,9 +28,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from malletrain.training.block_sums import MIN_BLOCK_BYTES, sums_of
 from malletrain.training.shard_reader import HEAD, RowReader
-from malletrain.training.snapshot_file import DamagedSnapshotError
+from malletrain.training.snapshot_file import MIN_BLOCK_BYTES, DamagedSnapshotError, sums_of
 from tests.draws import cases
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.float64, torch.bool)

@@ -38,7 +38,6 @@ from malletrain.training.dict_tensors import DictTensors
 from malletrain.training.disk_tier import DiskTier, number_of
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epoch_begin import EpochBegin
-from malletrain.training.epoch_ends import EpochEnds
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.memory_snapshots import DiskCopies, Replicas
@@ -51,7 +50,7 @@ from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.snapshot_pace import Pace
-from malletrain.training.step_end import StepEnd
+from malletrain.training.step_end import EpochEnds, StepEnd
 from malletrain.training.step_times import counted_as
 from malletrain.training.unsaved_objects import UnsavedAverages, UnsavedOptimizers
 

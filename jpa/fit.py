@@ -55,6 +55,12 @@ extrapolations to smaller sizes.
 """
 _LAW_STD = 0.02
 """Relative standard deviation of real curves from the law: about 2 %."""
+# The prior of the coefficients: mean and standard deviation of each term's share of the step time
+# at the largest measured size.
+_STEP_PRIOR_MEAN = (0.1, 0.6, 0.15, 0.05, 0.05)
+_STEP_PRIOR_STD = (0.5, 1.0, 0.5, 0.2, 0.2)
+_MIN_SAMPLES_SHARE = 0.02
+"""Lower bound on the share of the computation on samples in the step time at that size."""
 
 
 @dataclass(frozen=True)
@@ -174,12 +180,6 @@ def bounded_solve(normal: np.ndarray, right: np.ndarray, lower: np.ndarray) -> n
     return best
 
 
-# The prior of the coefficients: mean and standard deviation of each term's share of the step time
-# at the largest measured size.
-_STEP_PRIOR_MEAN = (0.1, 0.6, 0.15, 0.05, 0.05)
-_STEP_PRIOR_STD = (0.5, 1.0, 0.5, 0.2, 0.2)
-_MIN_SAMPLES_SHARE = 0.02
-"""Lower bound on the share of the computation on samples in the step time at that size."""
 _TERMS = len(_STEP_PRIOR_MEAN)
 
 

@@ -26,6 +26,10 @@ from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 
 CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH in the container if the image does not set one."""
+_WRITE_VARIABLES = '{\n%s\n} && exec env -0 > "$1"'
+_TASK_SETUP = '{\n%s\n} && exec "$@"'
+_SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
+_OWNER_SETUP = '{\n%s\n} >&2 && exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -333,11 +337,6 @@ python=$(command -v python || command -v python3) ||
 exec "$python" "$@"
 """
 )
-_WRITE_VARIABLES = '{\n%s\n} && exec env -0 > "$1"'
-_TASK_SETUP = '{\n%s\n} && exec "$@"'
-_SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
-
-_OWNER_SETUP = '{\n%s\n} >&2 && exec "$@"'
 
 
 def describe_environment(spec: JobSpec) -> str:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ["metric", "time", "step", "samples", "nodes", "value"]
+VERSION = b"brain.Event:2"
+NODES = "malletrain/nodes"
+"""TensorBoard tag of the job's scale."""
+_POLYNOMIAL = 0x82F63B78
 
 
 class MetricPoint(NamedTuple):
@@ -135,12 +139,6 @@ def write_csv(file: Path, metrics: JobMetrics) -> Path:
         writer.writerow(COLUMNS)
         writer.writerows(metrics.rows())
     return file
-
-
-VERSION = b"brain.Event:2"
-NODES = "malletrain/nodes"
-"""TensorBoard tag of the job's scale."""
-_POLYNOMIAL = 0x82F63B78
 
 
 def _table() -> list[int]:

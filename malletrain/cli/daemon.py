@@ -27,6 +27,9 @@ from malletrain.cli.common import (
 if TYPE_CHECKING:
     from scavenger.embedded.cluster_process import ClusterProcess
 
+SLACK_S = 30.0
+"""Maximum time for the cluster to end beyond its grace time, seconds."""
+
 
 @click.command(cls=ConsoleCommand)
 @config_option("Configuration of the site (TOML).")
@@ -97,9 +100,6 @@ def main() -> None:
 
 
 of_cluster = config_option("Configuration with which the daemon started the cluster (TOML).")
-
-SLACK_S = 30.0
-"""Maximum time for the cluster to end beyond its grace time, seconds."""
 
 
 @click.group(cls=CommandGroup)

@@ -20,6 +20,8 @@ from malletrain.cli.common import conda_environments, files, folders, job_names,
 F = TypeVar("F", bound=Callable[..., Any])
 
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
+LINES = "malletrain.directives"
+"""Key of a context's ``meta``: parameter → the line of the script that set it."""
 
 
 def name_option(command: F) -> F:
@@ -214,8 +216,6 @@ def notify_option(command: F) -> F:
     )(command)
 
 
-LINES = "malletrain.directives"
-"""Key of a context's ``meta``: parameter → the line of the script that set it."""
 NOT_OF_A_JOB = frozenset(("state_dir", "as_json", "help", "wait", "as_module", "dry_run"))
 """Options of the submission and not of the job, which a script cannot set."""
 EXCLUDES = {

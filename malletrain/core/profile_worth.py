@@ -36,6 +36,18 @@ from scavenger.horizon import SurvivalEstimator
 
 _GAUSS_HERMITE = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 """Gauss-Hermite quadrature for a normal distribution: (standard deviations, weight)."""
+ASSUMED_DURATION_S = 4 * 3600.0
+"""Assumed training time of a job until jobs of the site have ended, seconds."""
+_MAX_ESTIMATES = 10
+"""Maximum number of estimates at one moment: each takes half a millisecond, and a plan waits for
+it.
+"""
+_PROBED_SIZES = 12
+"""Approximate number of sizes in an estimate."""
+_HISTORY_LENGTH = 100
+"""Number of remembered stays at a size, and of remembered errors of the scaling law."""
+_MIN_STD = 0.1
+"""Minimum relative standard deviation of an estimate whose error is recorded."""
 
 
 @dataclass(frozen=True)
@@ -163,20 +175,6 @@ def profile_pays(curve: MeasuredCurve, sizes: Sequence[int], context: ProfileCon
     """
     value = information_value(curve, sizes, context.nodes, context.node_price, context.std_factor)
     return value * context.use_s > profile_cost(curve, sizes, context)
-
-
-ASSUMED_DURATION_S = 4 * 3600.0
-"""Assumed training time of a job until jobs of the site have ended, seconds."""
-_MAX_ESTIMATES = 10
-"""Maximum number of estimates at one moment: each takes half a millisecond, and a plan waits for
-it.
-"""
-_PROBED_SIZES = 12
-"""Approximate number of sizes in an estimate."""
-_HISTORY_LENGTH = 100
-"""Number of remembered stays at a size, and of remembered errors of the scaling law."""
-_MIN_STD = 0.1
-"""Minimum relative standard deviation of an estimate whose error is recorded."""
 
 
 @dataclass(frozen=True)

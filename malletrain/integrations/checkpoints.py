@@ -32,6 +32,8 @@ RECORD = "malletrain.json"
 """Name of the record in or beside a checkpoint: its owner, and the sizes that its steps are based
 on.
 """
+FILE = "malletrain-rng.pt"
+"""Name of the file, in a checkpoint's folder, with the states of rank 0."""
 
 
 def read_record(folder: str) -> dict[str, Any]:
@@ -127,10 +129,6 @@ def own_folder(folder: str | os.PathLike[str]) -> str:
             once=f"trial folder {trial_folder}",
         )
     return trial_folder
-
-
-FILE = "malletrain-rng.pt"
-"""Name of the file, in a checkpoint's folder, with the states of rank 0."""
 
 
 def save_states(folder: str) -> None:

@@ -45,6 +45,14 @@ from malletrain.training.owner import Owner
 _ROWS_FILE = "metrics.csv"
 _MAX_EMPTY_BYTES = 1000
 """Upper limit, bytes, for the size of an event file in which nothing was logged."""
+JOURNAL = "malletrain.files.json"
+"""Name of the file, in the folder of the run's checkpoint, with the files that ``ModelCheckpoint``
+has written, and the versions of the loggers.
+"""
+NEVER = 10**12
+"""Interval, micro-batches, between two validations, logs, or steps of a scheduler, if none is
+due.
+"""
 
 
 def versions(loggers: Sequence[Any]) -> list[int | str | None]:
@@ -147,12 +155,6 @@ def _restore_rows(logger: Any, rows_path: str, step: int) -> None:
         writer_ = csv.DictWriter(file, names)
         writer_.writeheader()
         writer_.writerows(rows)
-
-
-JOURNAL = "malletrain.files.json"
-"""Name of the file, in the folder of the run's checkpoint, with the files that ``ModelCheckpoint``
-has written, and the versions of the loggers.
-"""
 
 
 class ModelFiles:
@@ -309,12 +311,6 @@ class EpochResults:
     def forget(self) -> None:
         """Drop the restored results: the epoch is over."""
         self._restored = {}
-
-
-NEVER = 10**12
-"""Interval, micro-batches, between two validations, logs, or steps of a scheduler, if none is
-due.
-"""
 
 
 class StepSchedulers:

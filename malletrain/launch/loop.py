@@ -34,6 +34,9 @@ MAX_BUFFERED_BYTES = 1 << 20
 MAX_CONNECTIONS = 256
 _READ_BYTES = 65536
 _READS_PER_TURN = 16
+TICK_S = 0.5
+_LAST_BYTES = 4096
+_FIRST_BYTES = 256 * 1024
 
 
 class ProcessLine(msgspec.Struct, frozen=True):
@@ -195,12 +198,9 @@ def _tell(sentence: str) -> None:
     print(f"malletrain launcher: {sentence}", flush=True)
 
 
-TICK_S = 0.5
 _OWN_GROUP: Mapping[str, Any] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 )
-_LAST_BYTES = 4096
-_FIRST_BYTES = 256 * 1024
 
 
 class Launcher(Protocol):

@@ -14,6 +14,17 @@ from typing import NamedTuple, Protocol
 
 from malletrain.protocol.messages import Assignment, Failure
 
+DRAIN_FRACTION = 0.6
+"""Maximum fraction of the remaining time of a leaving node that a drain takes."""
+DRAIN_AND_WAIT_FRACTION = 0.9
+"""Maximum fraction of that time for a drain and a wait for joiners together."""
+END_MARGIN = 0.95
+"""Factor on the time until an agent stops the processes of a leaving node."""
+MIN_LIMIT_S = 0.2
+"""Minimum of a drain and of the time for processes to end, seconds, however soon the node is
+gone.
+"""
+
 
 @dataclass(frozen=True)
 class SendAssign:
@@ -170,18 +181,6 @@ Action = (
     | WorkersDone
     | NodesRejected
 )
-
-
-DRAIN_FRACTION = 0.6
-"""Maximum fraction of the remaining time of a leaving node that a drain takes."""
-DRAIN_AND_WAIT_FRACTION = 0.9
-"""Maximum fraction of that time for a drain and a wait for joiners together."""
-END_MARGIN = 0.95
-"""Factor on the time until an agent stops the processes of a leaving node."""
-MIN_LIMIT_S = 0.2
-"""Minimum of a drain and of the time for processes to end, seconds, however soon the node is
-gone.
-"""
 
 
 @dataclass(frozen=True)

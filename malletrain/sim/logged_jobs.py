@@ -15,6 +15,11 @@ from typing import Literal
 
 from malletrain.sim.workloads import WorkloadError
 
+_KINDS = ("ngpus", "ncpus", "mem")
+"""What PBS calls the fields of :class:`Resources`."""
+FILE_LINES = 2**32
+"""More lines than a file of a log has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -101,10 +106,6 @@ def pbs_size(text: str) -> int:
     word = 8 if match[3].lower() == "w" else 1
     unit: int = 1024 ** _POWERS[match[2].upper()]
     return int(match[1]) * unit * word
-
-
-_KINDS = ("ngpus", "ncpus", "mem")
-"""What PBS calls the fields of :class:`Resources`."""
 
 
 def pbs_resources(
@@ -208,8 +209,6 @@ def _pbs_count(kind: str, amounts: Mapping[str, str]) -> int:
 
 
 Lists = Literal["all", "running", "since", "submitted"]
-FILE_LINES = 2**32
-"""More lines than a file of a log has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,15 @@ from malletrain.training.snapshot_pace import snapshot_every
 
 Semantics = Literal["freetrain", "real"]
 Mode = Literal["restart", "live"]
+MEASURED_EVERY_S = 0.5
+OBSERVED_FOR_S = 45.0
+"""A window of 30 s and its warm-up."""
+NOISE = 0.02
+"""Relative standard deviation of the samples of one report."""
+_EXACT = 1e-3
+"""Relative standard deviation of revealed curves."""
+MAX_CURVES = 200
+"""Maximum number of stored curves of earlier jobs; the newest are kept."""
 
 
 class Cause(str, Enum):
@@ -391,17 +400,6 @@ class SimRun:
         self.starting = False
         self.training, self.cause, self.resumes_at, self.rate = False, None, None, 0.0
         self.version += 1
-
-
-MEASURED_EVERY_S = 0.5
-OBSERVED_FOR_S = 45.0
-"""A window of 30 s and its warm-up."""
-NOISE = 0.02
-"""Relative standard deviation of the samples of one report."""
-_EXACT = 1e-3
-"""Relative standard deviation of revealed curves."""
-MAX_CURVES = 200
-"""Maximum number of stored curves of earlier jobs; the newest are kept."""
 
 
 @dataclass

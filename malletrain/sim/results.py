@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 Floats = npt.NDArray[np.float64]
+SHOWN_USERS = 8
 
 
 class IdealThroughput:
@@ -79,9 +80,6 @@ class IdealThroughput:
         )
         windows = np.lib.stride_tricks.sliding_window_view(padded, len(row))[:size]
         return np.asarray((windows + row[::-1]).max(axis=1))
-
-
-SHOWN_USERS = 8
 
 
 @dataclass(frozen=True)

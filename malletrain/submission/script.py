@@ -27,6 +27,12 @@ from malletrain.submission.error import SpecError
 SHELL = frozenset((".sh", ".bash", ".zsh", ".csh", ".ksh", ".slurm", ".sbatch", ".pbs", ".job"))
 """Suffixes of batch and shell scripts."""
 LARGEST_BYTES = 16 * 1024 * 1024
+_FOLDER_WORDS = (
+    "out|outputs?|outs|save|saves|saved|results?|checkpoints?|ckpts?|logs?|logging|runs?|exps?|"
+    "experiments?|default[-_]root"
+)
+_MARKER_FILES = ("malletrain.json", "malletrain.ckpt", "newest")
+"""Files that MalleTrain's callbacks leave in an output folder."""
 
 
 def script_of(text: str, own_python: bool = True) -> Path:
@@ -119,10 +125,6 @@ def _compile(source: bytes, path: Path) -> None:
         pass  # nested too deeply for this process; the node will report it
 
 
-_FOLDER_WORDS = (
-    "out|outputs?|outs|save|saves|saved|results?|checkpoints?|ckpts?|logs?|logging|runs?|exps?|"
-    "experiments?|default[-_]root"
-)
 OPTION = re.compile(
     rf"--(?:(?:[a-z]+[-_])?(?:{_FOLDER_WORDS})[-_]?(?:dir|directory|folder)|out|output|save[-_]to)|-o",
     re.IGNORECASE,
@@ -130,8 +132,6 @@ OPTION = re.compile(
 """Options that name an output folder."""
 _NAME = re.compile(rf"(?:.*[-_.])?(?:{_FOLDER_WORDS})(?:[-_.\d].*)?", re.IGNORECASE)
 """Typical names of output folders."""
-_MARKER_FILES = ("malletrain.json", "malletrain.ckpt", "newest")
-"""Files that MalleTrain's callbacks leave in an output folder."""
 _FOLDER_ARGUMENTS = {
     "MalleTrainCallback": (0, "folder"),
     "Guard": (1, "folder"),

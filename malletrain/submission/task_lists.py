@@ -31,6 +31,12 @@ PLACE = "{index}"
 MOST_JOBS = 1000
 ARRAY_HELP = "indices and ranges of them with commas between, such as 1-10, 0-20:5 or 1,4,9"
 _PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?\s*")
+GROUP_BYTES = 256 * 1024
+"""Size of a group of rows, packed: half of a request."""
+MAX_ROW_BYTES = 400 * 1024
+"""Maximum size of one row, packed."""
+LINE, PATH = "line", "path"
+"""Names of the only column of tasks from lines, and from files."""
 
 
 def indices(text: str, most: int = MOST_JOBS, what: str = "jobs") -> tuple[int, ...]:
@@ -78,12 +84,6 @@ def one_of(spec: JobSpec, index: int) -> JobSpec:
     )
 
 
-GROUP_BYTES = 256 * 1024
-"""Size of a group of rows, packed: half of a request."""
-MAX_ROW_BYTES = 400 * 1024
-"""Maximum size of one row, packed."""
-LINE, PATH = "line", "path"
-"""Names of the only column of tasks from lines, and from files."""
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 """Suffix of a file of tasks → its format; other files are told by their first line."""
 

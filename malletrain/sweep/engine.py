@@ -48,6 +48,21 @@ from malletrain.sweep.spec import SweepError
 
 ENDED = ("completed", "failed", "cancelled")
 LOST = "lost"
+WEIGHT_PER_RUNG = 1.02
+"""Ratio of the weights of two trials that are one rung apart."""
+MAX_RUNGS_BELOW = 6
+"""A trial further below the highest rung weighs as much as one this far below it."""
+DONE = "All trials have ended."
+_QUEUED = " {0} more wait in the study: malletrain sweep add-trials {1} {0}."
+"""Trials that another program has queued in the study (Optuna's enqueue_trial)."""
+CANCELLED = "It was cancelled."
+PRUNED, WITHDRAWN = "pruned", "cancelled"
+"""Ends of a trial for which its job is cancelled."""
+ENDED_IN_STUDY = "ended in the study"
+QUOTA_RETRY_S = 5.0
+"""Time between two submissions of a trial that its owner's quota does not allow, seconds. Its job
+is built anew for each, which can call functions of the owner.
+"""
 
 
 class JobsAway(RuntimeError):
@@ -120,12 +135,6 @@ class Jobs(Protocol):
         """
 
 
-WEIGHT_PER_RUNG = 1.02
-"""Ratio of the weights of two trials that are one rung apart."""
-MAX_RUNGS_BELOW = 6
-"""A trial further below the highest rung weighs as much as one this far below it."""
-
-
 def rung(step: int | None, first: int, reduction: int) -> int:
     """The rung of a trial: how many rungs it has passed.
 
@@ -156,24 +165,12 @@ def weights(rungs: Mapping[int, int], highest: float) -> dict[int, float]:
 
 SpecOf = Callable[[Ledger, int, dict[str, Value]], JobSpec]
 
-DONE = "All trials have ended."
-_QUEUED = " {0} more wait in the study: malletrain sweep add-trials {1} {0}."
-"""Trials that another program has queued in the study (Optuna's enqueue_trial)."""
-CANCELLED = "It was cancelled."
-PRUNED, WITHDRAWN = "pruned", "cancelled"
-"""Ends of a trial for which its job is cancelled."""
-ENDED_IN_STUDY = "ended in the study"
 _REASONS = {
     PRUNED: "its trial was pruned",
     WITHDRAWN: "its sweep was cancelled",
     ENDED_IN_STUDY: "another program ended its trial in the study",
 }
 _TRIAL_STATES = {PRUNED: TrialState.PRUNED, WITHDRAWN: TrialState.FAIL}
-
-QUOTA_RETRY_S = 5.0
-"""Time between two submissions of a trial that its owner's quota does not allow, seconds. Its job
-is built anew for each, which can call functions of the owner.
-"""
 
 
 class Engine:

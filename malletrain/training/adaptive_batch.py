@@ -36,6 +36,12 @@ from malletrain.training.schedulers import SCRIPT_RATE
 
 DECAY = 0.99
 """Factor by which an estimate loses weight per base batch of samples."""
+ESTIMATES_BETWEEN_CHANGES = 20
+"""Number of estimates with a batch before the next change."""
+_SAMPLED_PARAMETERS, _SAMPLED_ELEMENTS = 8, 64
+"""Number of parameters, and of elements of each, from which the scaling of gradients is found."""
+_UNIFORM = 1e-3
+"""Maximum squared relative error of the sample if all gradients were scaled by one factor."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +170,6 @@ class NoiseAverage:
         self._noise = float(state["noise"])
         self._weight = float(state["weight"])
 
-
-ESTIMATES_BETWEEN_CHANGES = 20
-"""Number of estimates with a batch before the next change."""
-_SAMPLED_PARAMETERS, _SAMPLED_ELEMENTS = 8, 64
-"""Number of parameters, and of elements of each, from which the scaling of gradients is found."""
-_UNIFORM = 1e-3
-"""Maximum squared relative error of the sample if all gradients were scaled by one factor."""
 
 FACTORS: dict[str, Callable[[Estimate, float, float], float]] = {
     "adascale": gain,

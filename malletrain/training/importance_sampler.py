@@ -47,6 +47,7 @@ _SCALE = 1 << 20
 """Weights are whole numbers of this fraction, so that all processes have equal sums."""
 _GROUPS, _DRAWS, _SHUFFLE = 1, 2, 3
 """What a permutation is for: each purpose has permutations of its own."""
+_STATE = "importance"
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,6 @@ def _permutation(count: int, seed: int, epoch: int, purpose: int) -> Any:
 def _fraction(seed: int, epoch: int) -> float:
     """Return a number from 0 to 1 that is uniform over (seed, epoch)."""
     return (int(order(1 << 12, seed * 4, epoch)[0]) + 0.5) / (1 << 12)
-
-
-_STATE = "importance"
 
 
 class ImportanceSampler(ElasticSampler):

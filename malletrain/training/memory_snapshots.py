@@ -53,6 +53,15 @@ from malletrain.training.step_times import counted_as
 if TYPE_CHECKING:
     from malletrain.training.memory_tier import SnapshotTime
 
+HEIR_SILENCE_S = 4.0
+"""Maximum time without a message from another node, seconds, at a hand-over: the snapshot must
+reach another node, or the disk, within the drain wait.
+"""
+_ABSENT = (
+    "This node keeps no snapshots in memory (outside MalleTrain, under torchrun, without /dev/shm, "
+    'or with [jobs] snapshot_memory = "off"): they go to disk.'
+)
+
 
 class Staging:
     """The page-locked buffers of one run's snapshots."""
@@ -96,14 +105,6 @@ class Staging:
 
 
 FromDisk = Callable[[], dict[str, Any] | None]
-HEIR_SILENCE_S = 4.0
-"""Maximum time without a message from another node, seconds, at a hand-over: the snapshot must
-reach another node, or the disk, within the drain wait.
-"""
-_ABSENT = (
-    "This node keeps no snapshots in memory (outside MalleTrain, under torchrun, without /dev/shm, "
-    'or with [jobs] snapshot_memory = "off"): they go to disk.'
-)
 
 
 class MemorySnapshots:

@@ -33,6 +33,10 @@ from malletrain.training.ranks import leads_its_node
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import SnapshotError
 
+FILE = ".pt"
+_OVERHEAD_BYTES = 1 << 14
+"""Bytes to reserve for a snapshot file in addition to its tensors."""
+
 
 class SnapshotTime(NamedTuple):
     """Identifies a snapshot by when it was taken. A larger moment is newer."""
@@ -164,11 +168,6 @@ def relays(holders: Iterable[str], wanting: Iterable[str]) -> list[dict[str, str
 def superseded(moments: Iterable[SnapshotTime], complete: SnapshotTime) -> list[SnapshotTime]:
     """Return the moments that are no longer needed once the snapshot ``complete`` is in place."""
     return [moment for moment in moments if _order(moment) < _order(complete)]
-
-
-FILE = ".pt"
-_OVERHEAD_BYTES = 1 << 14
-"""Bytes to reserve for a snapshot file in addition to its tensors."""
 
 
 class MemoryTier:

@@ -29,6 +29,10 @@ from malletrain.training.objects import (
 
 Numbers = dict[str, dict[str, Any]]
 """Values by name of the module, then by "path of the submodule.attribute"."""
+_MAX_NAMES = 3
+"""Maximum number of attributes that the message names."""
+_MAX_BYTES = 1 << 16
+"""Maximum size of an array that is read at each snapshot, bytes."""
 
 
 class ModuleNumbers:
@@ -105,12 +109,6 @@ def _as_kind_of(own: Any, value: Any) -> Any:
 
 def _differ(first: Any, value: Any) -> bool:
     return bool(first != value) and not (first != first and value != value)  # NaN is like NaN
-
-
-_MAX_NAMES = 3
-"""Maximum number of attributes that the message names."""
-_MAX_BYTES = 1 << 16
-"""Maximum size of an array that is read at each snapshot, bytes."""
 
 
 class ModuleAttributes:

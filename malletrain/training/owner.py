@@ -33,6 +33,25 @@ from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotErro
 
 _RECORD = "data.pkl"
 """Name of the record of torch.save with everything but tensors."""
+FOLDER = "malletrain-snapshots"
+"""Folder, in the working folder of the script, for the snapshots of runs whose script sets no
+path.
+"""
+FILE = "snapshot.pt"
+SNAPSHOT_REMEDY = (
+    "two jobs with one path would swap their weights. Give each job a path of its own, or none at "
+    "all: Snapshot() finds one by itself."
+)
+CHECKPOINT_REMEDY = (
+    "two jobs with one output folder would go on from each other's weights. Give each job an "
+    "output folder of its own."
+)
+_REMEDIES = (
+    ("run", "dir", "hydra.run.dir='outputs/${oc.env:MALLETRAIN_JOB}'"),
+    ("sweep", "dir", "hydra.sweep.dir='multirun/${oc.env:MALLETRAIN_JOB}'"),
+    ("sweep", "subdir", "hydra.sweep.subdir='${hydra.job.num}'"),
+)
+"""(section, key, argument) of hydra's configuration: what to set instead of a name with a time."""
 
 
 class _Inert(dict[Any, Any]):
@@ -95,20 +114,7 @@ def plain_payload(path: str) -> dict[str, Any] | None:
     return payload
 
 
-FOLDER = "malletrain-snapshots"
-"""Folder, in the working folder of the script, for the snapshots of runs whose script sets no
-path.
-"""
-FILE = "snapshot.pt"
 _FOLDER_OF_DAEMON = re.compile(r"-[0-9a-f]{8}\.([^.]+)$")
-SNAPSHOT_REMEDY = (
-    "two jobs with one path would swap their weights. Give each job a path of its own, or none at "
-    "all: Snapshot() finds one by itself."
-)
-CHECKPOINT_REMEDY = (
-    "two jobs with one output folder would go on from each other's weights. Give each job an "
-    "output folder of its own."
-)
 
 
 @dataclass(frozen=True)
@@ -344,14 +350,6 @@ def refuse_to_overwrite(
             f"Round {round_there} of this job has saved there, and this process belongs to round "
             f"{generation}: it is left over and its work is not kept."
         )
-
-
-_REMEDIES = (
-    ("run", "dir", "hydra.run.dir='outputs/${oc.env:MALLETRAIN_JOB}'"),
-    ("sweep", "dir", "hydra.sweep.dir='multirun/${oc.env:MALLETRAIN_JOB}'"),
-    ("sweep", "subdir", "hydra.sweep.subdir='${hydra.job.num}'"),
-)
-"""(section, key, argument) of hydra's configuration: what to set instead of a name with a time."""
 
 
 def warn_of_dated_folder(path: str) -> None:

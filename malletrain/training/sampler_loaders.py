@@ -39,6 +39,13 @@ from malletrain.protocol import env
 from malletrain.training import rng
 from malletrain.training.report import tell
 
+_SEED_ADVICE = (
+    "The script runs again at each change of nodes, so its random choice of samples needs a seed: "
+    "random_split(data, sizes, generator=torch.Generator().manual_seed(0))."
+)
+_MARK = "counts_workers_for_malletrain"
+"""Attribute of the replaced method."""
+
 
 def calling_object() -> Any:
     """Return the object whose method called ``iter()`` on the sampler; None if a plain function
@@ -145,12 +152,6 @@ class LoaderSeeds:
         self._saved = None
 
 
-_SEED_ADVICE = (
-    "The script runs again at each change of nodes, so its random choice of samples needs a seed: "
-    "random_split(data, sizes, generator=torch.Generator().manual_seed(0))."
-)
-
-
 class SubsetCheck:
     """The subsets that the loaders of one sampler read."""
 
@@ -227,10 +228,6 @@ def _indices(subset: Any) -> tuple[bytes, ...]:
     except (TypeError, ValueError, RuntimeError):  # indices of another kind, such as names
         return (repr(subset.indices).encode(),)
     return (numbers.numpy().tobytes(), b".")
-
-
-_MARK = "counts_workers_for_malletrain"
-"""Attribute of the replaced method."""
 
 
 def loader_workers() -> int:

@@ -61,6 +61,18 @@ _numbers = itertools.count(1)
 _created: dict[int, weakref.ref[Any]] = {}
 """Schedulers by number, in the order of their creation."""
 _watches: weakref.WeakSet[Schedulers] = weakref.WeakSet()
+_MAX_ITEMS = 1000
+"""Maximum number of items of a value that is compared."""
+_MAX_TEXT = 60
+"""Maximum length of a value in the message, characters."""
+SCRIPT_RATE = "malletrain_script_lr"
+"""Entry of a parameter group during an update whose learning rate the library has scaled: the rate
+that the script has set.
+"""
+_MIN_JUMP_RATIO = 3
+"""Minimum ratio of a rate's move in the opposite direction to its last move, above which the rate
+counts as gone back.
+"""
 
 
 def _register(scheduler: Any) -> None:
@@ -317,10 +329,6 @@ _FOLLOWING = {
 """torch's schedulers whose ``step(epoch)`` sets the rate of any epoch. Others take a metric or
 nothing, or compute the rate from the one before.
 """
-_MAX_ITEMS = 1000
-"""Maximum number of items of a value that is compared."""
-_MAX_TEXT = 60
-"""Maximum length of a value in the message, characters."""
 
 
 def tell_other_options(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
@@ -419,16 +427,6 @@ def _plain_value(value: Any) -> Any:
 def _text_of(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-
-
-SCRIPT_RATE = "malletrain_script_lr"
-"""Entry of a parameter group during an update whose learning rate the library has scaled: the rate
-that the script has set.
-"""
-_MIN_JUMP_RATIO = 3
-"""Minimum ratio of a rate's move in the opposite direction to its last move, above which the rate
-counts as gone back.
-"""
 
 
 class LoopRates:

@@ -36,6 +36,11 @@ SHARDED_FORMAT = 2
 _COPY_BYTES = 4 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 """Errors of a file system that does not support hard links."""
+MIN_BLOCK_BYTES = 4096
+"""Minimum block size, bytes: a page, because disks and file systems read whole pages."""
+MAX_BLOCKS = 1 << 14
+"""Maximum number of blocks of a file; their check sums take 64 kB."""
+_PIECE = 4 << 20
 
 
 class SnapshotError(RuntimeError):
@@ -433,13 +438,6 @@ def signature(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-MIN_BLOCK_BYTES = 4096
-"""Minimum block size, bytes: a page, because disks and file systems read whole pages."""
-MAX_BLOCKS = 1 << 14
-"""Maximum number of blocks of a file; their check sums take 64 kB."""
-_PIECE = 4 << 20
 
 
 class BlockSums(NamedTuple):

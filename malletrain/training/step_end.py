@@ -33,6 +33,11 @@ from malletrain.training.ranks import rank_and_world
 _exiting = threading.Event()
 """Set when the script has ended. An iterator that is freed then has not been left."""
 atexit.register(_exiting.set)
+WAIT_S = 1.0
+"""Maximum time that rank 0 waits, seconds. The state is saved then, but of a notice of 5 s a drain
+may take 3 s.
+"""
+_LOOK_S = 0.01
 
 
 class StepEnd:
@@ -98,13 +103,6 @@ class StepEnd:
         due, self._due_at_close = self._due_at_close, False
         if due:
             self._work()
-
-
-WAIT_S = 1.0
-"""Maximum time that rank 0 waits, seconds. The state is saved then, but of a notice of 5 s a drain
-may take 3 s.
-"""
-_LOOK_S = 0.01
 
 
 class EpochEnds:

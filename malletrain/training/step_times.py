@@ -38,6 +38,8 @@ MAX_PENDING = 256
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_ACCELERATOR_LIBRARIES = ("jax", "tensorflow", "torch_xla")
+"""Libraries whose work is not done in the reporting thread."""
 
 
 class StepClock:
@@ -272,10 +274,6 @@ def waits_counted(batches: Iterable[Any]) -> Iterator[Any]:
         if batch is missing:
             return
         yield batch
-
-
-_ACCELERATOR_LIBRARIES = ("jax", "tensorflow", "torch_xla")
-"""Libraries whose work is not done in the reporting thread."""
 
 
 class Busy:

@@ -37,6 +37,12 @@ HARVEST_EVERY_S = 60.0
 RETRY_INTERVAL_S = 0.5
 """Interval between two tries to reach a daemon that does not answer, seconds."""
 DAY_S = 86400.0
+MAX_CHANGES = 60
+"""Number of changes that are kept for viewers that are behind. A viewer that is further behind gets
+everything again.
+"""
+MAX_EVENTS = 1000
+"""Number of events that are kept."""
 
 
 def rest_s(took_s: float, watched: bool) -> float:
@@ -135,14 +141,6 @@ def connector(state_dir: Path | None) -> Callable[[], Connection]:
     address, because it may have moved.
     """
     return lambda: Connection.of(state_dir)
-
-
-MAX_CHANGES = 60
-"""Number of changes that are kept for viewers that are behind. A viewer that is further behind gets
-everything again.
-"""
-MAX_EVENTS = 1000
-"""Number of events that are kept."""
 
 
 class HarvestView(msgspec.Struct, frozen=True):

@@ -25,6 +25,9 @@ HOURS_HELP = (
     "midnight belongs to the day it begins on)"
 )
 _WEEK_MIN = 7 * 24 * 60
+USABLE = "usable"
+"""The rule that says what is wrong with a node."""
+RESERVE, AT_ONCE, HOST = "reserve", "at once", "host"
 
 
 class HoursError(ValueError):
@@ -277,8 +280,6 @@ def _hold(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     return not reason, reason or "the main scheduler does not need it just now"
 
 
-USABLE = "usable"
-"""The rule that says what is wrong with a node."""
 RULES: tuple[tuple[str, Rule], ...] = (
     ("idle", _idle),
     (USABLE, _usable),
@@ -296,8 +297,6 @@ RULES: tuple[tuple[str, Rule], ...] = (
 """The rules that look at a single node, in the order in which they are applied and shown. The rules
 about all nodes together are in :func:`choose`.
 """
-
-RESERVE, AT_ONCE, HOST = "reserve", "at once", "host"
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,10 @@ _FEDERATION = re.compile(r"^Federation:\s*(\S+)", re.MULTILINE)
 _LAST_CYCLE = re.compile(
     r"Backfilling stats.*?Last cycle:\s*(\d+).*?Mean cycle:\s*(\d+)", re.DOTALL
 )
+MIN_DIFFERENCE_S = 2.0
+"""Smaller differences are not converted, because sdiag prints whole seconds."""
+MAX_ANSWER_S = 2.0
+"""Maximum time that sdiag may take to answer, seconds. A slower answer says too little."""
 
 
 @dataclass(frozen=True)
@@ -385,10 +389,6 @@ def _cycle_time(statistics: str) -> float:
     return max(int(match[1]), int(match[2])) / 1e6 if match else 0.0
 
 
-MIN_DIFFERENCE_S = 2.0
-"""Smaller differences are not converted, because sdiag prints whole seconds."""
-MAX_ANSWER_S = 2.0
-"""Maximum time that sdiag may take to answer, seconds. A slower answer says too little."""
 _PRINTED_AT = re.compile(r"^sdiag output at .*\((\d+)\)\s*$", re.MULTILINE)
 
 

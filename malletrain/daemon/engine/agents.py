@@ -28,6 +28,13 @@ from malletrain.protocol.messages import Assignment
 from malletrain.protocol.payloads import NodeNetwork
 
 log = structlog.get_logger(__name__)
+LATE_S = 2.0
+"""A check later than this after the previous one means that the daemon stood still."""
+PARTIAL_TIMEOUTS = 3.0
+"""Maximum time for which most agents may be silent while others are heard, in agent time-outs.
+After it the silent agents are declared lost: a part of the machine failed, not the daemon's
+connection.
+"""
 
 
 @dataclass
@@ -287,15 +294,6 @@ class Adoption:
         """
         ended = [job for job in self._assignments if job not in unfinished]
         return [(node, job) for job in ended for node in self.of(job)]
-
-
-LATE_S = 2.0
-"""A check later than this after the previous one means that the daemon stood still."""
-PARTIAL_TIMEOUTS = 3.0
-"""Maximum time for which most agents may be silent while others are heard, in agent time-outs.
-After it the silent agents are declared lost: a part of the machine failed, not the daemon's
-connection.
-"""
 
 
 class AgentLiveness(Enum):

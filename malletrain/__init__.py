@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from malletrain.datacache.cache import DataCache
     from malletrain.training.adaptive_batch import AdaptiveBatch
     from malletrain.training.importance_sampler import ImportanceSampler
+    from malletrain.training.loader_workers import loader_workers
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
-    from malletrain.training.sampler_loaders import loader_workers
     from malletrain.training.snapshot import Snapshot, SnapshotError
     from malletrain.training.step_times import timed
     from malletrain.training.stream import ElasticStream
@@ -58,7 +58,7 @@ _MODULE_OF = {
     "Snapshot": "malletrain.training.snapshot",
     "SnapshotError": "malletrain.training.snapshot",
     "describe": "malletrain.training.report",
-    "loader_workers": "malletrain.training.sampler_loaders",
+    "loader_workers": "malletrain.training.loader_workers",
     "mark": "malletrain.training.report",
     "metric": "malletrain.training.report",
     "report": "malletrain.training.report",
@@ -83,4 +83,4 @@ if (
     "MALLETRAIN_SOCKET" in os.environ and "RANK" in os.environ
 ):  # A worker of a job reports the time of this import, which is part of a rescale's cost.
     import_module("malletrain.training.report").mark_import()
-    import_module("malletrain.training.sampler_loaders").set_loader_workers()
+    import_module("malletrain.training.loader_workers").install()

@@ -39,7 +39,7 @@ from malletrain.launch.cores import apply_threads
 from malletrain.launch.supervisor import die_with_parent, is_meant, set_name
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.training.sampler_loaders import set_loader_workers
+from malletrain.training import loader_workers
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Modules that are imported in advance. (Constructing any optimizer imports torch._dynamo.)"""
@@ -203,7 +203,7 @@ def _set_up_worker(request: dict[str, Any], output: int) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     apply_threads(os.environ, sys.modules.get("torch"))
-    set_loader_workers()
+    loader_workers.install()
     set_name(script.process_name(request["argv"]))
 
 

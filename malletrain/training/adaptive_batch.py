@@ -30,9 +30,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from malletrain.training.objects import SCRIPT_RATE
 from malletrain.training.report import open_flags, tell, tell_batch
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.schedulers import SCRIPT_RATE
 
 DECAY = 0.99
 """Factor by which an estimate loses weight per base batch of samples."""

@@ -24,6 +24,11 @@ from malletrain.training.parameter_order import NamesByGroup
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
 
+SCRIPT_RATE = "malletrain_script_lr"
+"""Entry of a parameter group during an update whose learning rate the library has scaled: the rate
+that the script has set.
+"""
+
 
 def load(
     optimizer: Any,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from malletrain.training import loader_workers
 from malletrain.training.batch_change import check_same_size
 from malletrain.training.epoch_plan import (
     EpochPlan,
@@ -33,7 +34,6 @@ from malletrain.training.sampler_loaders import (
     calling_object,
     is_loader_iterator,
     reject_wrapper,
-    set_loader_workers,
 )
 
 _STATE_VERSION = 1
@@ -119,7 +119,7 @@ class ElasticSampler(CountedEpochs):
         """Epoch and position at which this iteration began."""
         super().__init__()
         tell_batch(self.rank, global_batch_size, global_batch_size)
-        set_loader_workers()
+        loader_workers.install()
         self._orders: dict[tuple[int, int], Any] = {}
         """Orders of the two epochs that were used last, by (seed, epoch)."""
 

@@ -1,5 +1,5 @@
-"""The DataLoaders of a script: those that iterate a sampler, and the number of loader workers of
-those that name none.
+"""The DataLoaders that iterate a sampler: who they are, the random numbers that they draw, and
+whether they read the same samples as before a restart.
 
 Decides which wrappers of a sampler are refused: those that misread its batches.
 
@@ -15,36 +15,18 @@ and samples of the test set would become training samples unnoticed. Decides whi
 equal: those of one epoch. A script may choose another subset for the next epoch, so a difference
 between epochs is only reported.
 
-The job's number of loader workers is that of DataLoaders over a map-style dataset that are created
-without ``num_workers``. An iterable dataset would repeat its data in each worker, unless it shares
-them out itself, which only its author knows. Their workers are forked, as is the default before
-Python 3.14: a script that was written without workers may have data that cannot be pickled, and no
-``if __name__ == "__main__"``. Everything else stays as torch has it.
-
-torch is not imported here before a loader is used or there is such a number.
+torch is not imported here before a loader is used.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
-from malletrain.protocol import env
 from malletrain.training import rng
 from malletrain.training.report import tell
-
-_SEED_ADVICE = (
-    "The script runs again at each change of nodes, so its random choice of samples needs a seed: "
-    "random_split(data, sizes, generator=torch.Generator().manual_seed(0))."
-)
-_MARK = "counts_workers_for_malletrain"
-"""Attribute of the replaced method."""
 
 
 def calling_object() -> Any:
@@ -152,6 +134,12 @@ class LoaderSeeds:
         self._saved = None
 
 
+_SEED_ADVICE = (
+    "The script runs again at each change of nodes, so its random choice of samples needs a seed: "
+    "random_split(data, sizes, generator=torch.Generator().manual_seed(0))."
+)
+
+
 class SubsetCheck:
     """The subsets that the loaders of one sampler read."""
 
@@ -228,64 +216,3 @@ def _indices(subset: Any) -> tuple[bytes, ...]:
     except (TypeError, ValueError, RuntimeError):  # indices of another kind, such as names
         return (repr(subset.indices).encode(),)
     return (numbers.numpy().tobytes(), b".")
-
-
-def loader_workers() -> int:
-    """Return the number of loader workers of this process that MalleTrain has chosen or the user
-    has given by ``--loader-workers``; 0 if there is none, and outside MalleTrain.
-
-    DataLoaders over map-style datasets without ``num_workers`` use it by themselves, from the
-    import of malletrain on. Pass it to others yourself:
-    ``DataLoader(data, num_workers=malletrain.loader_workers())``.
-    """
-    set_loader_workers()
-    return _job_workers()
-
-
-def _job_workers() -> int:
-    text = os.environ.get(env.LOADER_WORKERS, "")
-    return int(text) if text.isdecimal() else 0
-
-
-def _forks_only_on_request() -> bool:
-    """Return whether new processes are not forked, as from Python 3.14 on, because of the default
-    and not because the script says so.
-    """
-    is_default = multiprocessing.get_start_method(allow_none=True) is None
-    return is_default and multiprocessing.get_all_start_methods()[0] != "fork"
-
-
-def set_loader_workers() -> None:
-    """Make torch's DataLoader use the number, once. Imports torch if there is a number. Does
-    nothing without one, or without torch.
-    """
-    if not _job_workers():
-        return
-    try:
-        module = import_module("torch.utils.data")
-    except ImportError:
-        return
-    loader_class = getattr(module, "DataLoader", None)
-    iterable_class = getattr(module, "IterableDataset", None)
-    if loader_class is None or iterable_class is None:  # torch imports malletrain just now
-        return
-    original = loader_class.__init__
-    if hasattr(original, _MARK):
-        return
-    names = list(inspect.signature(original).parameters)[1:]  # without self
-    if "num_workers" not in names:
-        return
-    position = names.index("num_workers")
-
-    @functools.wraps(original)
-    def create(self: Any, *args: Any, **kwargs: Any) -> None:
-        dataset = args[0] if args else kwargs.get("dataset")
-        names_number = "num_workers" in kwargs or len(args) > position
-        if not names_number and not isinstance(dataset, iterable_class):
-            kwargs["num_workers"] = _job_workers()
-            if kwargs.get("multiprocessing_context") is None and _forks_only_on_request():
-                kwargs["multiprocessing_context"] = "fork"
-        original(self, *args, **kwargs)
-
-    setattr(create, _MARK, True)
-    loader_class.__init__ = create

@@ -37,6 +37,7 @@ from typing import Any
 
 from malletrain.training import owner, report
 from malletrain.training.objects import (
+    SCRIPT_RATE,
     all_epochs_of,
     has_scheduler_state,
     has_schedulers,
@@ -65,10 +66,6 @@ _MAX_ITEMS = 1000
 """Maximum number of items of a value that is compared."""
 _MAX_TEXT = 60
 """Maximum length of a value in the message, characters."""
-SCRIPT_RATE = "malletrain_script_lr"
-"""Entry of a parameter group during an update whose learning rate the library has scaled: the rate
-that the script has set.
-"""
 _MIN_JUMP_RATIO = 3
 """Minimum ratio of a rate's move in the opposite direction to its last move, above which the rate
 counts as gone back.

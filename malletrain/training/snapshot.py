@@ -40,10 +40,10 @@ from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.first_sigterm import ignore_first_sigterm
-from malletrain.training.memory_snapshots import DiskCopies, Replicas
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
+from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import LoopRates, Schedulers
 from malletrain.training.sharded_state import is_sharded

@@ -70,6 +70,7 @@ def test_a_job_that_is_resized_holds_each_of_its_sizes_in_turn(accounted, tmp_pa
     for name in ("text", "json"):
         large, *small = read_sacct(tmp_path / name).jobs
         assert large.names == ("n1", "n2")
-        assert large.run_s is not None and large.run_s > 0
+        assert large.run_s is not None
+        assert large.run_s > 0
         assert [each.names for each in small] == [("n1",)] * len(small)
         assert all(each.start_s == large.start_s + large.run_s for each in small)

@@ -91,7 +91,7 @@ class Proxies:
         """Number of the view of the members from which they were learned."""
         self._newest = -1
         """The highest number of a view that an answer has named, since the members were last asked
-        and none knew as high a one: numbers begin anew with a service.
+        and none knew as high a one: numbers begin anew if an older database is restored.
         """
         self._refreshed_for = -1
         """The value of ``_newest`` when the last refresh that succeeded began."""

@@ -218,9 +218,7 @@ class PeersOfAView(SilentPeers):
 
 
 def test_numbers_of_views_may_begin_anew():
-    """Such as with another service at the members that the client looks up, or with a database that
-    was restored: newer views have lower numbers than those before.
-    """
+    """Such as if an older database is restored: newer views have lower numbers than before."""
 
     async def work():
         peers = PeersOfAView(100)

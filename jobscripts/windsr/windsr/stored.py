@@ -96,7 +96,7 @@ log = logging.getLogger("windsr")
 def _note_unwritten(variable: Any, file: str) -> None:
     """Note if a packed variable has many values that may never have been written."""
     how = variable.encoding
-    fill = UNWRITTEN.get(np.dtype(how.get("dtype", np.float64)))
+    fill = UNWRITTEN.get(np.dtype(how.get("dtype", np.float64)).newbyteorder("="))
     scale, offset = _packing(how)
     is_named = any(key in how or key in variable.attrs for key in FILL_VALUES)
     if fill is None or is_named or (scale, offset) == (1.0, 0.0):

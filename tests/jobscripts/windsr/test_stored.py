@@ -47,8 +47,10 @@ def test_a_value_beyond_the_valid_range_is_none(tmp_path, attributes, encoding):
     np.testing.assert_allclose(read(path).wind, SPEED, atol=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:saving variable wind_speed")  # it has no missing values
 @pytest.mark.parametrize(("rows", "changes", "noted"), [
     (2, {}, True),
+    (2, {"dtype": ">i2"}, True),
     (0, {}, False),
     (2, {"add_offset": 16.999}, False),
     (2, {"_FillValue": -32768}, False),

@@ -106,6 +106,7 @@ def score(made: Any, setting: Setting, day: str, seed: int) -> dict[str, Any]:
             part = fields[:, :count]
             by_members[str(count)] = {
                 **verification.ensemble_scores(test.wind, part, test.spacing, factor),
+                "mae": float(np.abs(part.mean(axis=1, dtype=np.float64) - test.wind).mean()),
                 "psnr": evaluate.psnr(test.wind, part.mean(axis=1), peak),
                 "ssim": evaluate.ssim(test.wind, part.mean(axis=1), peak),
             }

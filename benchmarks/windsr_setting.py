@@ -31,6 +31,7 @@ ROWS = {
         Row("unet without terrain", "unet", terrain=False),
         Row("unet", "unet"),
         Row("windsr-edm", "windsr-edm"),
+        Row("windsr without terrain", "windsr", terrain=False),
         Row("windsr", "windsr"),
         Row("windsr as published", "windsr", published=True),
     )
@@ -69,7 +70,7 @@ class Plan:
     choose: bool = True
 
 
-_SHORT = tuple(name for name in ROWS if name != "unet without terrain")
+_SHORT = tuple(name for name in ROWS if ROWS[name].terrain)
 PLANS = {
     "cpu": Plan("cpu", tuple(ROWS), 600, None, 3, 4, 32, 6, 8, 0.005, 2, 240.0, 3),
     "short": Plan("cpu", _SHORT, 100, 4, 1, 2, 16, 2, 2, 0.005, 2, 240.0, 3, choose=False),

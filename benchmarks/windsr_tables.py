@@ -36,7 +36,7 @@ def methods_table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the table of every method without and with restored block means; for those with random
     members, one member and the means of more.
     """
-    head = ["method", "members", "RMSE free, m/s", "RMSE", "PSNR, dB", "SSIM", "CRPS, m/s"]
+    head = ["method", "members", "RMSE free, m/s", "RMSE", "MAE", "PSNR, dB", "SSIM", "CRPS, m/s"]
     lines = []
     for name in ROWS:
         own = [row for row in rows if row["row"] == name]
@@ -46,7 +46,7 @@ def methods_table(rows: list[dict[str, Any]]) -> list[str]:
             cells = [spread([f["rmse"] for f in free], 3)]
             cells += [
                 spread([e[key] for e in exact], digits)
-                for key, digits in (("rmse", 3), ("psnr", 2), ("ssim", 3), ("crps", 3))
+                for key, digits in (("rmse", 3), ("mae", 3), ("psnr", 2), ("ssim", 3), ("crps", 3))
             ]
             lines.append([name, members, *cells])
     return _table(head, lines)

@@ -79,7 +79,7 @@ def read_sacct(path: str | Path) -> JobLog:
     else:
         columns = frozenset(_JOB_ID.get(name, name) for name in _columns(first))
         entries = _text_entries(path, counts)
-    jobs: dict[object, LogJob] = {}
+    jobs: dict[_Run, LogJob] = {}
     for entry in entries:
         submit, start, end = entry.submit, entry.start, entry.end
         try:
@@ -91,8 +91,9 @@ def read_sacct(path: str | Path) -> JobLog:
         if submit is None or start is None or not count or (end is not None and end <= start):
             counts["skipped"] += 1
             continue
-        # Several files list the same run if it falls into the time of each.
-        run = (entry.job, start) if entry.job else entry.line
+        # Several files list the same run if it falls into the time of each. A job that is resized
+        # has an entry for each size, which is submitted when that begins.
+        run = (entry.job, start, submit) if entry.job else entry.line
         if end is not None or run not in jobs:
             run_s = None if end is None else end - start
             jobs[run] = LogJob(
@@ -100,6 +101,10 @@ def read_sacct(path: str | Path) -> JobLog:
             )
             counts["parts of GPUs"] += holds_part_of_gpu(entry.tres)
             counts["suspended"] += entry.was_suspended
+    runs = {run[:2] for run in jobs if isinstance(run, tuple)}
+    is_each_alone = len(runs) == len({job for job, _ in runs})
+    if len(runs) < len(jobs):
+        jobs = _sizes_in_turn(jobs)
     zero = min(map(first_known, jobs.values()), default=None)
     notes = []
     if "JobID" not in columns:
@@ -112,7 +117,7 @@ def read_sacct(path: str | Path) -> JobLog:
             f"The log lists {counts['steps']:,} steps of jobs, which are left out (sacct "
             "--allocations lists none)."
         )
-    if "JobID" in columns and len(jobs) == len({run[0] for run in jobs if isinstance(run, tuple)}):
+    if "JobID" in columns and is_each_alone:
         notes.append(
             "No job of the log ran twice. Where jobs are requeued, sacct lists their earlier runs "
             "with --duplicates only; without it the nodes of these look idle."
@@ -121,6 +126,13 @@ def read_sacct(path: str | Path) -> JobLog:
         notes.append(
             f"{counts['parts of GPUs']:,} jobs hold parts of GPUs (gres/shard, gres/mps), which "
             "count as no GPU: these GPUs look idle."
+        )
+    if counts["no such times"]:
+        notes.append(
+            f"{counts['no such times']:,} times of the log do not exist in the time zone of this "
+            "computer, whose clocks were put forward then. So the log is of another zone, and "
+            "times around changes of the clocks are wrong by an hour; set the machine's zone, such "
+            "as TZ=UTC."
         )
     if counts["suspended"]:
         notes.append(_suspended(f"{counts['suspended']:,} jobs were suspended for a time"))
@@ -134,6 +146,30 @@ def read_sacct(path: str | Path) -> JobLog:
     )
 
 
+_Run = tuple[str, float, float] | int
+"""A run in the output of sacct: job, start and submission; its line if the log has no JobID."""
+
+
+def _sizes_in_turn(jobs: Mapping[_Run, LogJob]) -> dict[_Run, LogJob]:
+    """Return the runs, each of a size of its job from when it was resized to that (``scontrol
+    update NumNodes``). Entries of all sizes name the start of the job as theirs.
+    """
+    first: dict[tuple[str, float], float] = {}
+    for run in jobs:
+        if isinstance(run, tuple):
+            first[run[:2]] = min(first.get(run[:2], math.inf), run[2])
+    result = {}
+    for run, job in jobs.items():
+        if isinstance(run, tuple) and first[run[:2]] < run[2] and run[1] < run[2]:
+            after_s = run[2] - run[1]
+            if job.run_s is not None and job.run_s <= after_s:
+                continue
+            run_s = None if job.run_s is None else job.run_s - after_s
+            job = replace(job, start_s=run[2], run_s=run_s)
+        result[run] = job
+    return result
+
+
 def _suspended(how_many: str) -> str:
     """Return the sentence about jobs that were suspended."""
     return (
@@ -143,7 +179,9 @@ def _suspended(how_many: str) -> str:
 
 
 def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntry]:
-    """Yield the jobs in columns separated by bars or commas, and count job steps."""
+    """Yield the jobs in columns separated by bars or commas. Count job steps, and times that there
+    are not in this computer's zone.
+    """
     lines = enumerate(lines_of(path), start=1)
     first = next(((number, line) for number, line in lines if line.strip()), (1, ""))
     bars = "|" in first[1] or not first[1]
@@ -180,10 +218,12 @@ def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntr
         try:
             if cluster is not None:
                 _require_one_cluster(clusters, row[cluster].strip())
+            times = row[submit], row[start], row[end]
+            counts["no such times"] += sum(not _exists(each) for each in times)
             yield _SacctEntry(
                 number,
                 "" if job is None else row[job],
-                *_slurm_times(row[submit], row[start], row[end]),
+                *_slurm_times(*times),
                 listed,
                 0 if counted is None or listed else _count(row[counted]),
                 "" if tres is None else row[tres],
@@ -222,6 +262,17 @@ def _slurm_times(
     if start and end and end < start < _repeated(end):
         end = _repeated(end)
     return submit, start, end
+
+
+def _exists(text: str) -> bool:
+    """Return whether a local time exists in this computer's zone. Some do not where clocks are put
+    forward.
+    """
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return True  # none at all, or seconds since the epoch
+    return datetime.fromtimestamp(when.timestamp(), when.tzinfo) == when
 
 
 def _repeated(seconds: float) -> float:
@@ -339,6 +390,8 @@ def _count(text: str) -> int:
 
 _PBS_RECORD = re.compile(r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d;\w;[^;]*;")
 """The beginning of an accounting record."""
+CLOCK_CHANGE_S = 3600.0
+"""By how much clocks are put forward and back, seconds."""
 _PBS_START = re.compile(r"(?:^|\s)start=(\d+)(?:\s|$)")
 
 
@@ -348,8 +401,8 @@ def read_pbs(path: str | Path) -> JobLog:
 
     Start records (S) open a job; end (E), rerun (R) and abort (A) records close it (PBS
     Professional, Administrator's Guide, chapter "Accounting"). Other records are skipped. The time
-    of a record is local time of the machine; start and end in it are seconds since the epoch. The
-    first start shows the difference between the time zones of the machine and the reader.
+    of a record is local time of the machine; start and end in it are seconds since the epoch.
+    Starts show the difference between the time zones of the machine and the reader.
 
     Raises:
         WorkloadError: a file cannot be read; the message names file and line.
@@ -371,7 +424,7 @@ def read_pbs(path: str | Path) -> JobLog:
     # Starts of jobs whose end was recorded first, in the same second.
     ended: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    since, ahead_s = math.inf, None
+    since, ahead_s, first_ahead_s = math.inf, None, 0.0
 
     def job_of(number: int, line: int, message: str) -> tuple[LogJob | None, dict[str, str]]:
         fields = dict(_pairs(message))
@@ -390,8 +443,11 @@ def read_pbs(path: str | Path) -> JobLog:
             continue
         start = _PBS_START.search(message)
         if kind == "S" and start is not None and "exec_host=" in message:
+            apart_s = _zones_apart(_pbs_time(at) - float(start[1]))
             if ahead_s is None:
-                ahead_s = _zones_apart(_pbs_time(at) - float(start[1]))
+                first_ahead_s = ahead_s = apart_s
+            elif abs(apart_s - ahead_s) == CLOCK_CHANGE_S:
+                ahead_s = apart_s
             if ended.pop(name, None) == start[1]:
                 continue
             before = running.get(name)
@@ -442,7 +498,7 @@ def read_pbs(path: str | Path) -> JobLog:
         log,
         notes=tuple(notes),
         lists="since",
-        since_s=since - (ahead_s or 0.0) - zero,
+        since_s=since - first_ahead_s - zero,
         zero=zero,
         lists_resources=True,
     )

@@ -20,7 +20,8 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 import numpy as np
 
@@ -43,6 +44,9 @@ MAX_EDGE_FRACTION = 0.25
 """Maximum fraction of the observation for which a node that is there may have no job at an edge,
 unless the report names it.
 """
+
+MIN_EMPTY_S = 3600.0
+"""Minimum time without any job that the report names, seconds."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,6 @@ def idle_nodes(
             observation is left.
     """
     observed = observed or observe(log)
-    begin, duration = observed.begin_s, observed.end_s - observed.begin_s
     spans = spans_of(log)
     assumptions = [
         *log.notes,
@@ -132,6 +135,22 @@ def idle_nodes(
         "Nodes without a job count as idle: the log does not tell those that are down, drained "
         "or reserved.",
     ]
+    result = _derived(log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions)
+    empty = _empty_sentences(log, spans, observed, result.trace)
+    return replace(result, assumptions=(*result.assumptions, *empty))
+
+
+def _derived(
+    log: JobLog,
+    spans: Sequence[JobSpan],
+    observed: Observation,
+    stated: tuple[int | None, str],
+    cpus_per_node: int | None,
+    assumptions: list[str],
+) -> IdleNodes:
+    """Return the idle nodes, of a log with or without names of nodes."""
+    nodes, nodes_ground = stated
+    begin, duration = observed.begin_s, observed.end_s - observed.begin_s
     named = [span for span in spans if span.job.names]
     unnamed = [span for span in spans if not span.job.names]
     if names_nodes(spans, observed):
@@ -148,7 +167,7 @@ def idle_nodes(
                 f"{(idle_s - least_s) / 3600:,.1f} node-hours less would be idle at most."
             )
         return IdleNodes(trace, tuple(assumptions), IdleBounds(least_s, idle_s), is_named=True)
-    return _without_names(log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions)
+    return _without_names(log, spans, observed, stated, cpus_per_node, assumptions)
 
 
 def _unstarted_sentences(log: JobLog, spans: Sequence[JobSpan]) -> list[str]:
@@ -180,6 +199,34 @@ def _endless_sentences(spans: Sequence[JobSpan], observed: Observation) -> list[
         f"({longest_s / 86400:.1f} days): they count as running, with {hours:,.0f} node-hours. If "
         "the accounting has missed their ends (sacctmgr show runawayjobs lists such jobs of "
         "Slurm), more nodes were idle."
+    ]
+
+
+def _empty_sentences(
+    log: JobLog, spans: Sequence[JobSpan], observed: Observation, trace: Trace
+) -> list[str]:
+    """Return a sentence about times without any job: the machine may have been closed."""
+    empty, until = [], observed.begin_s
+    for start, end in [*((span.start, span.end) for span in spans), (observed.end_s, math.inf)]:
+        start = min(start, observed.end_s)
+        if start - until >= MIN_EMPTY_S:
+            empty.append((start - until, until))
+        until = max(until, end)
+    if not empty:
+        return []
+    empty_s = sum(length for length, _ in empty)
+    share = empty_s * len(trace.names) / max(float(trace.gaps().length.sum()), 1.0)
+    if share <= MAX_MISSING_FRACTION:
+        return []
+    length, begin = max(empty)
+    when = f"{begin / 86400:.1f} days after the first submission"
+    if log.zero is not None:
+        when = f"{datetime.fromtimestamp(log.zero + begin):%Y-%m-%d %H:%M}"
+    return [
+        f"No job ran at all for {empty_s / 3600:,.1f} hours (times of an hour or more), with "
+        f"{100 * share:.0f} % of the idle node-hours; the longest time is of {length / 3600:,.1f} "
+        f"hours, from {when}. If the machine was closed then, as for maintenance, fewer nodes were "
+        "idle (else choose a time by --from and --to)."
     ]
 
 

@@ -50,3 +50,27 @@ def test_text_and_json_of_the_accounting_say_the_same(slurm, tmp_path):
         "n1": (4, 8),
         "n2": (4, 8),
     }
+
+
+@pytest.mark.thorough
+def test_a_job_that_is_resized_holds_each_of_its_sizes_in_turn(accounted, tmp_path):
+    slurm = accounted(2)
+    job = slurm.submit("sleep 600", "--nodes=2", "--exclusive")
+
+    def has_run_for_seconds():
+        return slurm.run("squeue", "-h", "-t", "R", "-j", job, "-o", "%M").strip() > "0:01"
+
+    slurm.until(has_run_for_seconds, "it runs")
+    slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
+    slurm.run("scancel", job)
+    sacct = SACCT.replace("FROM", "now-1hours").replace("TO", "now").split()
+    slurm.until(lambda: "CANCELLED" in slurm.run(*sacct), "the accounting has its end")
+    (tmp_path / "text").write_text(slurm.run(*sacct, env_time="%s"))
+    (tmp_path / "json").write_text(slurm.run("sacct", "--allusers", "--duplicates", "--json"))
+    for name in ("text", "json"):
+        large, *small = read_sacct(tmp_path / name).jobs
+        assert large.names == ("n1", "n2")
+        assert large.run_s is not None
+        assert large.run_s > 0
+        assert [each.names for each in small] == [("n1",)] * len(small)
+        assert all(each.start_s == large.start_s + large.run_s for each in small)

@@ -505,7 +505,7 @@ def _terrain_file(path: Path, dataset: Any, wind: Any) -> Any:
     if not path.is_file():
         raise WindsrError(f"There is no terrain file {path}.")
     with xarray.open_dataset(path) as ground:
-        terrain = terrain_of(only_valid(ground.load()), str(path))
+        terrain = terrain_of(only_valid(ground.load(), str(path)), str(path))
     if terrain is None:
         raise WindsrError(f"{path} has no terrain (looked for {', '.join(TERRAINS)}).")
     terrain = terrain.squeeze()

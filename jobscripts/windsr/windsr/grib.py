@@ -35,6 +35,13 @@ def read_grib(path: Path, options: Options) -> Fields:
         return _fields(path, options)
     except (EOFError, eccodes.CodesInternalError) as error:
         raise WindsrError(f"{path} is no GRIB file, or a damaged one: {error}") from error
+    except TypeError as error:
+        if "not supported between instances" not in str(error):
+            raise
+        raise WindsrError(
+            f"{path} has messages with a number of a member of an ensemble and others without, as "
+            "of a control run; give a file for each (grib_copy)."
+        ) from error
 
 
 def _fields(path: Path, options: Options) -> Fields:

@@ -60,7 +60,9 @@ def times_of(dataset: Any, wind: Any, count: int, name: str) -> NDArray[np.datet
         if own
         else coordinate
     )
-    flat = times.to_numpy().astype("datetime64[s]").ravel()
+    # To the nearest second: hours that are stored as parts of days are less by a rounding.
+    rounded = times.to_numpy().astype("datetime64[ms]") + np.timedelta64(500, "ms")
+    flat = rounded.astype("datetime64[s]").ravel()
     if len(flat) not in (1, count):
         raise WindsrError(f"{name}: {len(flat)} times for {count} fields.")
     if np.isnat(flat).any():

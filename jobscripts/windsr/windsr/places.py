@@ -36,6 +36,8 @@ MAX_THINNED_OFFSET_SHARE = 0.1
 the finer grid's spacing.
 """
 log = logging.getLogger("windsr")
+RADIANS = ("radian", "radians", "rad")
+"""Units of latitudes and longitudes, besides degrees."""
 LATITUDES, LONGITUDES = ("latitude", "lat", "XLAT"), ("longitude", "lon", "XLONG")
 Places = dict[str, NDArray[np.float64]]
 """The places of points. ``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m
@@ -140,9 +142,11 @@ def _degrees(
         if degrees.ndim not in (1, 2) or not set(degrees.dims) <= {rows, columns}:
             continue
         like = variable.isel(dict.fromkeys(variable.dims[:-2], 0), drop=True)
-        return np.asarray(
+        values = np.asarray(
             degrees.broadcast_like(like).transpose(rows, columns).to_numpy(), dtype=np.float64
         )
+        is_in_radians = str(candidate.attrs.get("units", "")).strip().lower() in RADIANS
+        return np.degrees(values) if is_in_radians else values
     return None
 
 

@@ -57,7 +57,7 @@ def _netcdf(path: Path, options: Options) -> Fields:
     import xarray
 
     with xarray.open_dataset(path, decode_timedelta=False) as dataset:
-        return from_dataset(only_valid(dataset.load()), str(path), options)
+        return from_dataset(only_valid(dataset.load(), str(path)), str(path), options)
 
 
 READERS: dict[str, Callable[[Path, Options], Fields]] = {

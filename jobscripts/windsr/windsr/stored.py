@@ -7,6 +7,7 @@ Pure: it opens no file.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,12 +84,42 @@ def valid_range(
     return low - room, high + room
 
 
-def only_valid(dataset: Any) -> Any:
-    """An xarray Dataset without the values that its variables call invalid."""
+UNWRITTEN = {np.dtype(np.int16): -32767, np.dtype(np.int32): -2147483647}
+"""What NetCDF writes where nothing was written, if the file names no fill value (``NC_FILL_SHORT``,
+``NC_FILL_INT``). Packed, it may be a plausible wind.
+"""
+UNWRITTEN_SHARE = 0.001
+"""Share of such values that is noted: of packed values a few may be the same number."""
+log = logging.getLogger("windsr")
+
+
+def _note_unwritten(variable: Any, file: str) -> None:
+    """Note if a packed variable has many values that may never have been written."""
+    how = variable.encoding
+    fill = UNWRITTEN.get(np.dtype(how.get("dtype", np.float64)).newbyteorder("="))
+    scale, offset = _packing(how)
+    is_named = any(key in how or key in variable.attrs for key in FILL_VALUES)
+    if fill is None or is_named or (scale, offset) == (1.0, 0.0):
+        return
+    value = fill * scale + offset
+    count = int((np.abs(variable.to_numpy() - value) < abs(scale) / 2).sum())
+    if count > UNWRITTEN_SHARE * variable.size:
+        log.warning(
+            "note: %s: %d values of %s are %d as they are stored, which NetCDF writes where "
+            "nothing was written. The file names no fill value, so that they count as %.3g.",
+            *(file, count, variable.name, fill, value),
+        )
+
+
+def only_valid(dataset: Any, file: str) -> Any:
+    """An xarray Dataset without the values that its variables call invalid. ``file``: its name, for
+    notes.
+    """
     changed = {}
     for name, variable in dataset.data_vars.items():
         if variable.dtype.kind not in "fiu":
             continue
+        _note_unwritten(variable, file)
         low, high = valid_range(variable.attrs, variable.encoding)
         if np.isfinite(low) or np.isfinite(high):
             valid = variable.where((variable >= low) & (variable <= high))

@@ -45,20 +45,31 @@ def test_a_proxy_that_is_cut_off_learns_from_the_others_that_it_was_replaced(nea
     run(work)
 
 
+@contextlib.asynccontextmanager
+async def replaced_proxy(make, keys):
+    """A pool of which MalleTrain has lost the proxy, which does not learn of it. Yield all nodes,
+    that proxy first; a client that knows it and has put b"old" under ``keys``; and a client of the
+    new one.
+    """
+    pool = make(4)
+    former = pool.nodes[0]
+    async with pool.cache(code=(2, 1)) as early:
+        await heard(early, pool)
+        await asyncio.gather(*(early.put(key, b"old") for key in keys))
+        former.view = lambda *_: None
+        pool.cut_off(former)
+        async with pool.cache(code=(2, 1)) as other:
+            await heard(other, pool)
+            yield [former, *pool.nodes], early, other
+    await former.close()
+
+
 def test_a_put_at_a_proxy_that_was_replaced_is_refused():
     """Before that proxy itself learns of it: the nodes that store the chunks know it."""
 
     async def work(make):
-        pool = make(4)
-        former = pool.nodes[0]
-        async with pool.cache(code=(2, 1)) as early:
-            await heard(early, pool)
-            await early.put("k", b"1")
-            former.view = lambda *_: None
-            pool.cut_off(former)
-            other = pool.cache(code=(2, 1))
-            await heard(other, pool)
-            assert await other.get("k") == b"1"
+        async with replaced_proxy(make, ["k"]) as (_, early, other):
+            assert await other.get("k") == b"old"
             with pytest.raises(Unavailable, match=r"'k' was not put: the proxy at .* was replaced"):
                 await early.put("k", b"2")
             assert await other.get("k") is None, "the old value does not return"
@@ -66,8 +77,6 @@ def test_a_put_at_a_proxy_that_was_replaced_is_refused():
             assert await other.get("k") == b"3"
             await other.put("k", b"4")
             assert await early.get("k") == b"4"
-            other.close()
-        await former.close()
 
     run(work)
 
@@ -76,23 +85,14 @@ def test_puts_at_a_proxy_that_was_replaced_are_refused_at_once():
     """All of one client: one of them learns of the new proxy, and the others wait for it."""
 
     async def work(make):
-        pool = make(4)
-        former = pool.nodes[0]
         keys = [f"k{i}" for i in range(8)]
-        async with pool.cache(code=(2, 1)) as early:
-            await heard(early, pool)
-            await asyncio.gather(*(early.put(key, b"old") for key in keys))
-            former.view = lambda *_: None
-            pool.cut_off(former)
-            async with pool.cache(code=(2, 1)) as other:
-                await heard(other, pool)
-                puts = (early.put(key, b"new") for key in keys)
-                results = await asyncio.gather(*puts, return_exceptions=True)
-                for key, result in zip(keys, results, strict=True):
-                    value = await other.get(key)
-                    assert value is None if isinstance(result, Unavailable) else value == b"new"
-                assert any(isinstance(result, Unavailable) for result in results)
-        await former.close()
+        async with replaced_proxy(make, keys) as (_, early, other):
+            puts = (early.put(key, b"new") for key in keys)
+            results = await asyncio.gather(*puts, return_exceptions=True)
+            for key, result in zip(keys, results, strict=True):
+                value = await other.get(key)
+                assert value is None if isinstance(result, Unavailable) else value == b"new"
+            assert any(isinstance(result, Unavailable) for result in results)
 
     run(work)
 
@@ -101,36 +101,27 @@ def test_a_put_that_is_cancelled_while_it_learns_leaves_that_to_the_others():
     """Such as by the time limit of its caller."""
 
     async def work(make):
-        pool = make(4)
-        former = pool.nodes[0]
-        async with pool.cache(code=(2, 1)) as early:
-            await heard(early, pool)
-            await early.put("k", b"old")
-            former.view = lambda *_: None
-            pool.cut_off(former)
-            async with pool.cache(code=(2, 1)) as other:
-                await heard(other, pool)
-                request, go = asyncio.Event(), asyncio.Event()
-                for node in [former, *pool.nodes]:
+        async with replaced_proxy(make, ["k"]) as (nodes, early, other):
+            request, go = asyncio.Event(), asyncio.Event()
+            for node in nodes:
 
-                    async def later(topology=node.server.handlers["topology"]):
-                        request.set()
-                        await go.wait()
-                        return topology()
+                async def later(topology=node.server.handlers["topology"]):
+                    request.set()
+                    await go.wait()
+                    return topology()
 
-                    node.server.handlers["topology"] = later
-                putting = asyncio.ensure_future(early.put("a", b"new"))
-                await request.wait()
-                putting.cancel()
-                await asyncio.gather(putting, return_exceptions=True)
-                go.set()
-                for i in range(3):
-                    with contextlib.suppress(Unavailable):
-                        await early.put(f"k{i}", b"new")
-                        assert await other.get(f"k{i}") == b"new"
-                await early.put("k", b"new")
-                assert await other.get("k") == b"new"
-        await former.close()
+                node.server.handlers["topology"] = later
+            putting = asyncio.ensure_future(early.put("a", b"new"))
+            await request.wait()
+            putting.cancel()
+            await asyncio.gather(putting, return_exceptions=True)
+            go.set()
+            for i in range(3):
+                with contextlib.suppress(Unavailable):
+                    await early.put(f"k{i}", b"new")
+                    assert await other.get(f"k{i}") == b"new"
+            await early.put("k", b"new")
+            assert await other.get("k") == b"new"
 
     run(work)
 

@@ -199,6 +199,60 @@ def test_a_text_is_no_list_of_members():
     assert cache.contacts == ["old:1"]
 
 
+class PeersOfAView(SilentPeers):
+    """Members that know the view ``number``. ``requests``: address of each question for it."""
+
+    def __init__(self, number: int, address: str = "") -> None:
+        self.number, self._address = number, address
+        self.requests: list[str] = []
+
+    def at(self, address: str) -> PeersOfAView:
+        self._address = address
+        return self
+
+    async def call(self, op: str, **arguments: object) -> tuple[dict[str, object], bytes]:
+        if op == "topology":
+            self.requests.append(self._address)
+        members = ["a:1", "b:1", "c:1"]
+        return {"proxies": ["a:1"], "members": members, "number": self.number}, b""
+
+
+def test_numbers_of_views_may_begin_anew():
+    """Such as if an older database is restored: newer views have lower numbers than before."""
+
+    async def work():
+        peers = PeersOfAView(100)
+        cache = Proxies(["a:1", "b:1", "c:1"], peers, TIMEOUT_S)
+        await cache.ask("key", "find")
+        peers.number = 5
+        for _ in range(2):
+            cache.addresses = []  # the proxy was lost
+            await cache.ask("key", "find")
+        assert peers.requests == ["a:1", "a:1", "b:1", "c:1", "a:1"]
+        peers.number = 6
+        await cache.ask("key", "find")
+        await cache.ask("key", "find")
+        assert peers.requests[5:] == ["a:1"]
+        assert cache.number == 6
+
+    asyncio.run(work())
+
+
+def test_a_view_that_no_member_knows_is_looked_for_once():
+    """A member has named it in an answer and does not answer now."""
+
+    async def work():
+        peers = PeersOfAView(5)
+        cache = Proxies(["a:1", "b:1", "c:1"], peers, TIMEOUT_S)
+        await cache.ask("key", "find")
+        for _ in range(3):
+            cache.note({"number": 7}, "d:1")
+            await cache.refresh()
+        assert peers.requests[1:] == ["d:1", "a:1", "b:1", "c:1"]
+
+    asyncio.run(work())
+
+
 BLOCKED = """
 import asyncio, threading
 from infinicache import AsyncCache, CacheError

@@ -204,6 +204,26 @@ def test_members_of_an_ensemble_become_fields(tmp_path):
     assert len(set(fields.times)) == 1
 
 
+def test_a_control_run_beside_members_is_refused_in_a_sentence(tmp_path):
+    with open(tmp_path / "both.grib2", "wb") as file:
+        message(file, SPEED, 2.0, DEGREES, height=10)
+        member = {"productDefinitionTemplateNumber": 1, "perturbationNumber": 1}
+        message(file, SPEED, 4.0, {**member, **DEGREES}, height=10)
+        message(file, GEOPOTENTIAL, 9.80665 * 500, DEGREES)
+    with pytest.raises(WindsrError, match="and others without, as of a control run; give a file"):
+        read(tmp_path / "both.grib2", Options(spacing=2500.0))
+
+
+def test_components_of_members_in_another_order_belong_together(tmp_path):
+    with open(tmp_path / "members.grib2", "wb") as file:
+        for what, number, value in ((U, 1, 3), (U, 2, 5), (V, 2, 12), (V, 1, 4)):
+            member = {"productDefinitionTemplateNumber": 1, "perturbationNumber": number}
+            message(file, what, float(value), {**member, **DEGREES}, height=10)
+        message(file, GEOPOTENTIAL, 9.80665 * 500, DEGREES)
+    fields = read(tmp_path / "members.grib2", Options(spacing=2500.0))
+    np.testing.assert_allclose(fields.wind.mean(axis=(1, 2)), [5.0, 13.0], rtol=1e-3)
+
+
 FIRST_EDITION = {U: (2, 33, 105, 10), V: (2, 34, 105, 10), GEOPOTENTIAL: (128, 129, 1, 0)}
 """Table, parameter, kind of level and level."""
 

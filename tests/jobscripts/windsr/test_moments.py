@@ -50,6 +50,16 @@ def test_a_valid_time_needs_no_lead_time():
     assert [str(t)[:13] for t in from_dataset(own, "it", Options()).times] == VALID
 
 
+@pytest.mark.parametrize("stored", [np.float64, np.float32])
+def test_times_are_whole_seconds(tmp_path, stored):
+    """Five hours as a part of a day are 4:59:59.999 in single precision."""
+    days = np.array([5 / 24, 1 + 1 / 3]).astype(stored)
+    attributes = {"units": "days since 2017-06-02"}
+    made().assign_coords(time=("time", days, attributes)).to_netcdf(tmp_path / "wind.nc")
+    times = read(tmp_path / "wind.nc").times
+    assert [str(each) for each in times] == ["2017-06-02T05:00:00", "2017-06-03T08:00:00"]
+
+
 def test_one_lead_time_of_all_forecasts():
     file = made().assign_coords(
         time=("time", TIMES, REFERENCE), forecast_period=((), 6, {"units": "h"})

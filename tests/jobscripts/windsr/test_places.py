@@ -8,7 +8,7 @@ import xarray
 from windsr import WindsrError, queue, readers
 from windsr.datasets import Options, from_dataset
 from windsr.grids import EARTH_RADIUS_M
-from windsr.places import brought_to, places_of
+from windsr.places import brought_to, degrees_of, places_of
 
 from tests.jobscripts.windsr.test_other_models import GROUND, SPEED, made
 
@@ -349,3 +349,19 @@ def test_fields_that_are_cut_say_so():
     speed[:, :2] = np.nan
     fields = from_dataset(made(speed), "it", Options())
     assert fields.source == "it, cut to the 8 × 12 points with values"
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("units", ["radian", "radians", "rad"])
+def test_latitudes_and_longitudes_may_be_in_radians(dims, units):
+    """Taken for degrees they would be 57 times nearer to each other."""
+    north, east = np.meshgrid(50 + np.arange(ROWS) / 50, 5 + np.arange(COLUMNS) / 30, indexing="ij")
+    places = {"lat": ("y", north[:, 0]), "lon": ("x", east[0])}
+    if dims == 2:
+        places = {"lat": (("y", "x"), north), "lon": (("y", "x"), east)}
+    file = made().assign_coords(
+        {name: (dim, np.radians(each), {"units": units}) for name, (dim, each) in places.items()}
+    )
+    lat, lon = degrees_of(file, file.wind_speed)
+    np.testing.assert_allclose(lat, north)
+    np.testing.assert_allclose(lon, east)

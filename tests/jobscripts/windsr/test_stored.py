@@ -47,6 +47,26 @@ def test_a_value_beyond_the_valid_range_is_none(tmp_path, attributes, encoding):
     np.testing.assert_allclose(read(path).wind, SPEED, atol=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:saving variable wind_speed")  # it has no missing values
+@pytest.mark.parametrize(("rows", "changes", "noted"), [
+    (2, {}, True),
+    (2, {"dtype": ">i2"}, True),
+    (0, {}, False),
+    (2, {"add_offset": 16.999}, False),
+    (2, {"_FillValue": -32768}, False),
+])  # fmt: skip
+def test_values_that_may_never_have_been_written_are_noted(tmp_path, caplog, rows, changes, noted):
+    """Packed, what NetCDF writes in their place is 0.617 m/s, and xarray takes it for that."""
+    speed = SPEED.copy()
+    speed[0, :rows] = 17 - 32767 * 0.0005
+    how = {"dtype": "int16", "scale_factor": 0.0005, "add_offset": 17.0} | changes
+    fields = read(written(tmp_path, speed, {}, how))
+    np.testing.assert_allclose(fields.wind, speed, atol=0.001)
+    text = f"{rows * speed.shape[2]} values of wind_speed are -32767 as they are stored"
+    assert (text in caplog.text) == noted
+    assert ("nothing was written" in caplog.text) == noted
+
+
 def test_heights_beyond_their_valid_range_are_none(tmp_path):
     ground = GROUND.copy()
     ground[5, 6] = -99.0

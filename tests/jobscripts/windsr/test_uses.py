@@ -76,6 +76,28 @@ def test_all_days_stay_in_their_order(tmp_path, model):
     np.testing.assert_allclose(drawn.truth, file.wind_speed, rtol=1e-6)
 
 
+def test_times_may_have_gaps_and_no_order_and_come_twice(tmp_path, model):
+    """Each field is made fine on its own, and an observation is for each field of its time."""
+    in_order = xarray.open_dataset(file_of(tmp_path / "days.nc", days=4)).load()
+    others = in_order.isel(time=[6, 0, 0, 3])
+    others.to_netcdf(tmp_path / "others.nc")
+    when = str(in_order.time.to_numpy()[0])[:19]
+    table = tmp_path / "stations.csv"
+    table.write_text(f"time,y,x,wind_speed\n{when},8000,8000,20\n")
+    drawn = {}
+    for name in ("days", "others"):
+        run("sample", tmp_path / name, "--model", model, "--data", tmp_path / f"{name}.nc",
+            "--part", "all", "--members", 1)  # fmt: skip
+        result = tmp_path / f"{name}-observed.nc"
+        run("assimilate", tmp_path / name / "samples.nc", table, result)
+        drawn[name] = output.read(result)
+    assert (drawn["others"].times == others.time.to_numpy()).all()
+    for name in ("members", "truth", "mask"):
+        expected = getattr(drawn["days"], name)[[6, 0, 0, 3]]
+        np.testing.assert_allclose(getattr(drawn["others"], name), expected, atol=1e-5)
+    assert [bool(mask.any()) for mask in drawn["others"].mask] == [False, True, True, False]
+
+
 def test_wind_at_50_m_is_not_called_wind_at_10_m(tmp_path, model, capsys):
     data = file_of(tmp_path / "wind.nc", height=50)
     output_text = refusal("sample", tmp_path / "ten", "--model", model, "--data", data)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
+
 import numpy as np
 import pytest
 
@@ -80,6 +83,22 @@ def test_nodes_without_jobs_for_long_at_an_edge_are_named(days, named, hours):
     if sentences:
         assert sentences[0].startswith(f"{named} of the named nodes have no job in the first or ")
         assert f"with {hours} node-hours" in sentences[0]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ()])
+def test_times_without_any_job_are_named(names):
+    """Two nodes: each hour both have a job of 50 minutes, but on the second day of four."""
+    hours = [h for h in range(4 * 24) if not 24 <= h < 48]
+    jobs = [LogJob(3600 * h, 3600 * h, 3000, 2, names) for h in hours]
+    day = datetime(2024, 1, 1).timestamp()
+    idle = idle_nodes(replace(log(*jobs), zero=day))
+    sentence = (
+        "No job ran at all for 24.2 hours (times of an hour or more), with 67 % of the idle "
+        "node-hours; the longest time is of 24.2 hours, from 2024-01-01 23:50."
+    )
+    assert sum(sentence in each for each in idle.assumptions) == 1
+    others = idle_nodes(log(*jobs[:24]))
+    assert not any("No job ran at all" in each for each in others.assumptions)
 
 
 def test_jobs_whose_end_the_accounting_missed_are_named():

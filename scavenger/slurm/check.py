@@ -88,7 +88,8 @@ def _partitions(inputs: SlurmCheckInputs) -> Iterator[Finding]:
                 yield (
                     False,
                     f"A lease would block all other nodes of its topology block for other jobs "
-                    f"(ExclusiveTopo=YES of partition {name}); set ExclusiveTopo=NO for it.",
+                    f"({partition.exclusive_topo} of partition {name}); set "
+                    f"{partition.exclusive_topo.partition('=')[0]}=NO for it.",
                 )
     if inputs.site.federation:
         yield (

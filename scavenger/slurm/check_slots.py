@@ -151,10 +151,10 @@ def _whole_nodes(
             False if without else None,
             f"Leases are of slots, but {why}, so that the lease of one slot would hold its whole "
             f"host; MalleTrain leases no slot there ({count} of {len(hosts)} hosts)."
-            f"{lost if without else ''} Set OverSubscribe=NO and ExclusiveUser=NO for the "
-            "partition, have leases run in another one (partition in [scheduler.slurm]), set "
-            "whole_host = true for the kinds, so that one job runs the leases of all slots of a "
-            "host, or "
+            f"{lost if without else ''} Set OverSubscribe=NO and ExclusiveUser=NO (Exclusive=NO "
+            "since Slurm 26.05) for the partition, have leases run in another one (partition in "
+            "[scheduler.slurm]), set whole_host = true for the kinds, so that one job runs the "
+            "leases of all slots of a host, or "
             "remove slots from [scheduler.slurm] to lease whole nodes.",
         )
 

@@ -38,7 +38,11 @@ _KEY = re.compile(r"(?:^| )([A-Z][A-Za-z]+)=(\S*)")
 _GRES = re.compile(r"(?:[^,(]|\([^)]*\))+")
 _NO_TYPE = ":(null)"
 """In the place of the type of a GRES that has none (``shard:(null):2(IDX:0)``)."""
-_FILL = re.compile(r"(\d+)/(\d+)")
+_FILL = re.compile(r"(\d+|-)/(\d+)")
+_AS_A_WHOLE = "-"
+"""In the place of the number of shards in use, for a GPU that a job has as a whole: ``-/2`` since
+Slurm 26.05, ``0/2`` in earlier releases.
+"""
 GPU = "gpu"
 SHARED = ("shard", "mps")
 """GRES that are parts of GPUs (gres.conf(5)). A job has those of one GPU of a node, unless
@@ -139,7 +143,9 @@ def divided(total: Mapping[str, int], used: dict[str, int], text: str) -> dict[s
     A GPU of which a shard is allocated cannot be allocated as a whole, and the other way round. So
     such GPUs are added to ``used``. How much of a GPU is in use is told as ``(1/4,0/4)``, for each
     GPU, or not at all: then ``GresUsed`` names and counts the GPUs of which some shard is in use,
-    whatever number that is (Slurm 22.05), and nothing of these counts as idle.
+    whatever number that is (Slurm 22.05), and nothing of these counts as idle. Only since Slurm
+    26.05 are the GPUs that are in use as a whole told apart. Before, each GPU without a shard in
+    use may be one of them.
 
     Shards can be of some GPUs only. If Slurm does not list the GPUs, all have equally many; if that
     cannot be, because the number does not divide or is one a GPU, there are no parts.
@@ -155,23 +161,27 @@ def divided(total: Mapping[str, int], used: dict[str, int], text: str) -> dict[s
         if not gpus or not total.get(name):
             continue
         listed: list[tuple[int, int]] = []
+        whole: list[int] = []
         counted = 0
         for words, detail in _pieces(text):
             if words[0] == name:
-                fills = [(int(taken), int(have)) for taken, have in _FILL.findall(detail)]
-                listed += [(taken, have) for taken, have in fills if have]
+                fills = [(taken, int(have)) for taken, have in _FILL.findall(detail)]
+                whole += [have for taken, have in fills if taken == _AS_A_WHOLE]
+                listed += [
+                    (int(taken), have) for taken, have in fills if have and taken != _AS_A_WHOLE
+                ]
                 counted += 0 if fills else _count(words)
         touched = counted + sum(taken > 0 for taken, _ in listed)
         each = total[name] // gpus
-        if listed:
-            devices = [have for _, have in listed]
+        if listed or whole:
+            devices = [*whole, *(have for _, have in listed)]
             untouched = sorted(have for taken, have in listed if not taken)
         else:
             devices = [each] * gpus if each > 1 else []
             untouched = devices[touched:]
         if sum(devices) == total[name]:
-            # Any of them may be among the GPUs that are in use as a whole.
-            idle = untouched[: max(0, len(untouched) - used.get(GPU, 0))]
+            hidden = max(0, used.get(GPU, 0) - len(whole))  # Any of the untouched may be these.
+            idle = untouched[: max(0, len(untouched) - hidden)]
             partial = [have - taken for taken, have in listed if taken]
             parts[name] = DeviceParts(GPU, tuple(devices), (*idle, *partial))
             used[name] = total[name] - sum(parts[name].free)

@@ -31,14 +31,17 @@ NO_LIMIT = 65534
 """PrologEpilogTimeout that is not set, as ``scontrol show config`` prints it."""
 MAX_ARRAY_SIZE = 1001
 DEFAULT_QOS = "normal"
+_TOPO = (("ExclusiveTopo", "YES"), ("Exclusive", "TOPO"))
 _WHOLE = (
     ("OverSubscribe", "EXCLUSIVE"),
     ("ExclusiveUser", "YES"),
     ("Exclusive", "NODE"),
     ("Exclusive", "USER"),
+    *_TOPO,
 )
 """Settings of a partition whose jobs keep others off their nodes, as ``scontrol show partition``
-prints them (slurm.conf(5), PARTITION CONFIGURATION).
+prints them (slurm.conf(5), PARTITION CONFIGURATION). Slurm 26.05 has ``Exclusive`` in place of the
+others.
 """
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _SETTING = re.compile(r"^(\w+(?:\[\d+\])?)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
@@ -74,9 +77,9 @@ class Partition:
     """The QOS that the partition assigns to its jobs; empty: none."""
     max_memory_mb: int | None = None
     """MaxMemPerNode, MB; None: no limit."""
-    exclusive_topo: bool = False
-    """Whether its jobs have whole blocks of the topology (``ExclusiveTopo=YES`` since 24.11,
-    ``Exclusive=TOPO`` in later releases).
+    exclusive_topo: str = ""
+    """The setting that gives its jobs whole blocks of the topology: ``ExclusiveTopo=YES`` since
+    24.11, ``Exclusive=TOPO`` since 26.05; empty: none does.
     """
     is_default: bool = False
     """Whether jobs that name no partition run here."""
@@ -361,10 +364,15 @@ def _partition(line: str) -> Partition:
         nodes,
         fields.get("QoS", "N/A").replace("N/A", "").replace("(null)", ""),
         int(memory) if (memory := fields.get("MaxMemPerNode", "")).isdecimal() else None,
-        fields.get("ExclusiveTopo") == "YES" or fields.get("Exclusive") == "TOPO",
+        _first_of(_TOPO, fields),
         fields.get("Default") == "YES",
-        next((f"{name}={fields[name]}" for name, value in _WHOLE if fields.get(name) == value), ""),
+        _first_of(_WHOLE, fields),
     )
+
+
+def _first_of(settings: Sequence[tuple[str, str]], fields: Mapping[str, str]) -> str:
+    """Return the first of ``settings`` that the partition has, as ``NAME=VALUE``; empty: none."""
+    return next((f"{name}={value}" for name, value in settings if fields.get(name) == value), "")
 
 
 def _options(text: str) -> dict[str, str]:

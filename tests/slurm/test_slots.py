@@ -12,6 +12,7 @@ from scavenger.interface import LeaseRequest, LeaseState, kind_of
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
 from tests.integration.test_main_job import COUNTING, seen_once
+from tests.slurm.cluster import release
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import TELL, scavenger
 
@@ -173,15 +174,19 @@ def test_the_check_refuses_a_kind_whose_gpus_are_slices_or_not(cluster):
     assert not [text for works, text in findings if not works and "kind whole" in text]
 
 
-@pytest.mark.parametrize("setting", ["OverSubscribe=EXCLUSIVE", "ExclusiveUser=YES"])
-def test_a_partition_whose_jobs_have_whole_nodes_has_no_slots(cluster, setting):
+@pytest.mark.parametrize(
+    ("setting", "since_26_05"),
+    [("OverSubscribe=EXCLUSIVE", "Exclusive=NODE"), ("ExclusiveUser=YES", "Exclusive=USER")],
+)
+def test_a_partition_whose_jobs_have_whole_nodes_has_no_slots(cluster, setting, since_26_05):
     line = f"PartitionName=whole Nodes=n1 PriorityTier=1 PreemptMode=CANCEL GraceTime=6 {setting}\n"
     slurm = cluster(2, **{**SHARED, "partitions": line})
     lease = SlurmLeaseOptions(partition="whole,preemptable")
     one = scavenger(slurm, slots=(GPU,), lease=lease)
     assert idle(one) == [f"n2/gpu.{number}" for number in range(4)]
-    why = f"jobs of partition whole have whole nodes ({setting})"
     [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.0"]
+    shown = since_26_05 if release() >= (26, 5) else setting
+    why = f"jobs of partition whole have whole nodes ({shown})"
     assert explained.state == f"idle, where {why}"
     [sentence] = [text for works, text in one.check() if not works and why in text]
     assert "remove slots from [scheduler.slurm] to lease whole nodes" in sentence

@@ -255,10 +255,15 @@ def test_priorities_that_slurm_never_preempts(slurm):
     assert troubles(slurm, needed_grace_s=9.0, lease=nice) == []
 
 
-def test_a_partition_whose_jobs_block_their_topology(slurm):
-    slurm.file("partitions", world.PARTITIONS.replace("State=UP", "ExclusiveTopo=YES State=UP"))
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [("ExclusiveTopo=YES", "set ExclusiveTopo=NO"), ("Exclusive=TOPO", "set Exclusive=NO")],
+)
+def test_a_partition_whose_jobs_block_their_topology(slurm, setting, remedy):
+    slurm.file("partitions", world.PARTITIONS.replace("State=UP", f"{setting} State=UP"))
     [sentence] = troubles(slurm, needed_grace_s=9.0)
-    assert "set ExclusiveTopo=NO" in sentence
+    assert f"({setting} of partition preemptable)" in sentence
+    assert remedy in sentence
 
 
 def test_the_cluster_of_a_federation_has_its_leases_alone(slurm):

@@ -86,6 +86,11 @@ def test_generic_resources(text, counts):
         ("gpu:1(IDX:0),shard:(null):3(0/2,0/2,1/2,2/2)", 3, (2, 1, 0)),
         # GPUs without shards in use are not told apart.
         ("gpu:4,shard:0", 4, ()),
+        # As Slurm 26.05.3 prints it: GPUs that are in use as a whole are marked.
+        ("gpu:0,shard:0(0/2,0/2,0/2,0/2)", 0, (2, 2, 2, 2)),
+        ("gpu:2(IDX:0-1),shard:0(-/2,-/2,0/2,0/2)", 2, (2, 2)),
+        ("gpu:2(IDX:0-1),shard:1(-/2,-/2,1/2,0/2)", 3, (2, 1)),
+        ("gpu:3(IDX:0-1,3),shard:2(-/2,-/2,2/2,-/2)", 4, (0,)),
     ],
 )
 def test_shards_and_gpus_of_one_device_exclude_each_other(in_use, gpus, free):
@@ -112,6 +117,8 @@ def test_shards_and_gpus_of_one_device_exclude_each_other(in_use, gpus, free):
         (4, "gpu:0,shard:(null):1(0/0,1/4,0/0,0/0)", 1, 1, (3,)),
         (4, "gpu:1,shard:(null):0(0/4)", 0, 1, ()),  # that one may be in use
         (6, "gpu:1(IDX:0),shard:(null):0(0/2,0/4)", 1, 1, (2,)),
+        (6, "gpu:1(IDX:0),shard:0(-/2,0/4)", 2, 1, (4,)),
+        (4, "gpu:1(IDX:0),shard:0(-/4)", 0, 1, ()),
         (8, "gpu:0,shard:(null):0(0/4)", 4, 0, None),  # the others are not listed
     ],
 )

@@ -71,7 +71,17 @@ def lease_partitions(world, *parts):
 EXCLUSIVE = "OverSubscribe=EXCLUSIVE"
 
 
-@pytest.mark.parametrize("setting", [EXCLUSIVE, "ExclusiveUser=YES", "Exclusive=USER"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        EXCLUSIVE,
+        "ExclusiveUser=YES",
+        "ExclusiveTopo=YES",
+        "Exclusive=NODE",
+        "Exclusive=USER",
+        "Exclusive=TOPO",
+    ],
+)
 @pytest.mark.parametrize(
     ("whole", "shared", "idle"),
     [

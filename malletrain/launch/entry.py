@@ -5,8 +5,8 @@ launcher.
     python entry.py restart|service|farm|torchrun|warm DESCRIPTION LIBRARY --launch FILE
 
 LIBRARY is used in a container: the directory of the agent's own malletrain, which replaces that of
-the image. Next to it is the directory of the agent's compiled packages, named after the agent's
-Python version, for images without them. Outside of a container LIBRARY is empty, and malletrain is
+the image. Next to it is the directory of the packages that the agent's malletrain needs, named
+after the agent's Python version, for images without them. Outside of a container LIBRARY is empty, and malletrain is
 the environment's own.
 
 Every Python from 3.8 on must be able to run this file. Standard library only.
@@ -35,8 +35,18 @@ WITHOUT_TORCH = ("service", "farm")
 
 
 def library_name(version: Any) -> str:
-    """Return the name of the directory of packages compiled for a version of Python."""
+    """Return the name of the directory of the agent's packages for a version of Python."""
     return f"lib-{version[0]}{version[1]}"
+
+
+def needed_packages(version: Any) -> dict[str, str]:
+    """Return name of a module → name of its distribution, of what malletrain needs on a node with
+    a version of Python, beside torch.
+    """
+    needed = {"msgspec": "msgspec", "zmq": "pyzmq"}
+    if tuple(version[:2]) < (3, 11):
+        needed["async_timeout"] = "async-timeout"
+    return needed
 
 
 def lacking(kind: str, where: str, library: str) -> str:
@@ -56,16 +66,18 @@ def lacking(kind: str, where: str, library: str) -> str:
             f"{where} has no malletrain; install it there: {sys.executable} -m pip install "
             "--find-links WHEELS malletrain (or submit with the Python that has it)."
         )
-    compiled = [name for name in ("msgspec", "zmq") if find_spec(name) is None]
-    if compiled and library:
+    absent = [name for name in needed_packages(sys.version_info) if find_spec(name) is None]
+    if absent and library:
         beside = os.path.join(os.path.dirname(library), library_name(sys.version_info))
         if os.path.isdir(beside):
             _add(beside, last=True)
-            compiled = [name for name in compiled if find_spec(name) is None]
-    if compiled:
-        shown = " and ".join("pyzmq" if name == "zmq" else name for name in compiled)
+            absent = [name for name in absent if find_spec(name) is None]
+    if absent:
+        needed = needed_packages(sys.version_info)
+        shown = " and ".join(needed[name] for name in absent)
         reason = f" (the agent's are for another Python than {version})" if library else ""
-        return f"{where} has no {shown}{reason}; install it there: pip install msgspec pyzmq."
+        install = " ".join(needed.values())
+        return f"{where} has no {shown}{reason}; install it there: pip install {install}."
     if kind not in WITHOUT_TORCH and find_spec("torch") is None:
         return (
             f"{where} has no torch (Python {version}, {sys.executable}); install it there: pip "

@@ -62,6 +62,18 @@ def test_with_packages_for_another_python(bare, library):
     assert "has no msgspec and pyzmq (the agent's are for another Python than 3." in sentence
 
 
+def test_a_package_that_only_python_310_needs_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(entry, "find_spec", lambda name: None if name == "async_timeout" else name)
+    monkeypatch.setattr(entry.sys, "version_info", (3, 10, 12))
+    sentence = entry.lacking("service", "The Python X", str(tmp_path / "lib"))
+    monkeypatch.undo()
+    assert sentence == (
+        "The Python X has no async-timeout (the agent's are for another Python than 3.10.12); "
+        "install it there: pip install msgspec pyzmq async-timeout."
+    )
+    assert entry.needed_packages((3, 11)) == {"msgspec": "msgspec", "zmq": "pyzmq"}
+
+
 def test_without_torch_only_a_service_runs(bare, library):
     borrowed(library)
     code, sentence = outcome(bare, "restart", library)

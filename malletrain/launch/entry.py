@@ -6,8 +6,8 @@ launcher.
 
 LIBRARY is used in a container: the directory of the agent's own malletrain, which replaces that of
 the image. Next to it is the directory of the packages that the agent's malletrain needs, named
-after the agent's Python version, for images without them. Outside of a container LIBRARY is empty, and malletrain is
-the environment's own.
+after the agent's Python version, for images without them. Outside of a container LIBRARY is empty,
+and malletrain is the environment's own.
 
 Every Python from 3.8 on must be able to run this file. Standard library only.
 """

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from malletrain.submission.error import SpecError
+from malletrain.submission.farm import new_stamp
 
 _LINE = re.compile(r"#(?:MALLETRAIN|[ \t]+MALLETRAIN(?=\s+-))(?:\s+(.*))?\s*\Z")
 """A blank after the ``#`` is allowed if an option follows, because Python formatters insert one.
@@ -170,7 +171,7 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
             elif name == "job-name":
                 values["name"] = value
             elif name == "output" and value != "/dev/null":
-                values["log"], left_out = log_of(value, user)
+                values["log"], left_out = log_of(value, user, new_stamp())
                 for symbol in left_out:
                     ignored[f"{symbol} in --output={value}"] = None
             elif name == "chdir":
@@ -256,9 +257,9 @@ def memory_of(text: str) -> int:
 LOG_PATTERNS = {
     "%": "%",
     "a": "{index}",
-    "A": "{name}",
-    "j": "{name}-{index}",
-    "J": "{name}-{index}",
+    "A": "{name}-STAMP",
+    "j": "{name}-STAMP-{index}",
+    "J": "{name}-STAMP-{index}",
     "x": "{name}",
     "n": "0",
     "t": "0",
@@ -266,23 +267,26 @@ LOG_PATTERNS = {
 }
 """sbatch's replacement symbols (its manual page, "filename pattern") → what they are for a task:
 the index of the array is its own, the job is the farm, and it has one node and one process. ``%u``
-is the user."""
+is the user. STAMP distinguishes the submissions of a farm, as the id of a job does, so that the
+logs of one do not replace those of another."""
 LEFT_OUT_OF_LOGS = frozenset("Nb")
 """Symbols that are left out: the node is not known before, and no part of an index is."""
 
 
-def log_of(text: str, user: str) -> tuple[str, list[str]]:
+def log_of(text: str, user: str, stamp: str) -> tuple[str, list[str]]:
     """Return the pattern of a farm's logs for that of ``--output``, and the symbols in it that are
     left out.
 
     Args:
         text: the value of ``--output``.
         user: name of the user.
+        stamp: text that no other submission has (:func:`malletrain.submission.farm.new_stamp`).
 
     Raises:
         ValueError: it has a symbol that sbatch does not have.
     """
-    symbols = LOG_PATTERNS | {"u": user.replace("{", "{{").replace("}", "}}")}
+    own = {symbol: text.replace("STAMP", stamp) for symbol, text in LOG_PATTERNS.items()}
+    symbols = own | {"u": user.replace("{", "{{").replace("}", "}}")}
     left_out: list[str] = []
 
     def replacement(match: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ differ: see :mod:`malletrain.daemon.site.handler_failures`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.jobs import user_files
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
@@ -247,6 +249,8 @@ class Api:
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
         spec, state = msgspec.structs.replace(spec, owner=user), self._state
+        # First, because everything else has to hold still until the job is stored.
+        files = await asyncio.to_thread(user_files.ask, spec.script, spec.workdir)
         trainer = state.controller.trainers.of(state.parties.trainer(user))
         spec = for_trainer(spec, trainer, state.config.allocation.objective)
         if spec.farm is not None:
@@ -256,7 +260,8 @@ class Api:
         if refusal := state.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The daemon may be unable to read files of other users. Their client has checked them.
-        problem = problem_of(spec, files=not state.accounts.of(user)) or class_problem(
+        readable = not state.accounts.of(user)
+        problem = problem_of(spec, files if readable else None) or class_problem(
             spec.node_class, state.config.node_classes
         )
         if problem:

@@ -19,10 +19,12 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 UNFIT = 78  # as in malletrain.protocol.failures, which the environment may lack
+UMASK = "MALLETRAIN_UMASK"  # as in malletrain.protocol.env
 MIN_PYTHON = (3, 10)
 KINDS = {
     "restart": "malletrain.launch.fork_server",
@@ -114,8 +116,28 @@ def _add(directory: str, last: bool = False) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*parts, directory] if last else [directory, *parts])
 
 
+def umask_of(environment: Mapping[str, str]) -> int:
+    """Return the file mode creation mask of a job's processes; -1 if its environment names none.
+    The owner's own access is never masked.
+    """
+    try:
+        return int(environment[UMASK], 8) & 0o077
+    except (KeyError, ValueError):
+        return -1
+
+
+def set_umask() -> None:
+    """Have this process and those that it starts create files with the modes that the job's owner
+    expects. Private files of MalleTrain name their modes themselves.
+    """
+    mask = umask_of(os.environ)
+    if mask >= 0:
+        os.umask(mask)
+
+
 def main(argv: list[str]) -> int:
     """Run the program; see the module's docstring."""
+    set_umask()
     kind, where, library, rest = argv[0], argv[1], argv[2], argv[3:]
     # Remove the directory of this file and the job's working directory: a file there must not
     # shadow a module of malletrain or torch that has the same name.

@@ -195,7 +195,7 @@ def _become(command: GatedCommand, script: bytes, environment: dict[str, str]) -
             file.write(script)
         os.lseek(source, 0, os.SEEK_SET)
     os.dup2(source, 0)
-    os.umask(0o022)
+    os.umask(0o022)  # of the lease and its logs; a job has its owner's (malletrain.launch.entry)
     os.chdir("/")
     sys.stdout.flush()
     os.execve(command.argv[0], command.argv, environment)

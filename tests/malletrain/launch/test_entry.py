@@ -11,6 +11,7 @@ import pytest
 
 import malletrain
 from malletrain.launch import entry
+from malletrain.protocol import env
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,10 @@ def test_another_version_of_malletrain_is_told_and_tried(bare, library, tmp_path
     assert f"this environment has malletrain 0.0.1, the agent {malletrain.__version__}" in first
     assert second.startswith("malletrain launcher: the order cannot be read")
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "mask"), [("0027", 0o027), ("777", 0o077), ("", -1), ("9", -1), (None, -1)]
+)
+def test_the_umask_of_a_job(value, mask):
+    assert entry.umask_of({} if value is None else {env.UMASK: value}) == mask

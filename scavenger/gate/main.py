@@ -69,6 +69,9 @@ def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
             check_jobs(command, rules, environment)
         if rules.kind == "pbs" and len(command.jobs) > 1:
             return _run_each(command, environment)
+        if command.submits and "LC_ALL" not in rules.environment:
+            # The lease inherits it, and it would override the LANG of a job and of its node.
+            del environment["LC_ALL"]
         _become(command, script, environment)
     except (GateClosed, SchedulerError) as error:
         print(f"malletrain-lease: {error}", file=sys.stderr)

@@ -12,6 +12,7 @@ empty nor a comment, as by sbatch (https://slurm.schedmd.com/sbatch.html).
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -68,6 +69,20 @@ def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
             raise SpecError(f"{where} line {number}: {problem}: {line.strip()[:80]}") from None
         directives_.append(Directive(number, words))
     return directives_, late
+
+
+def foreign_directives(text: str) -> str:
+    """Return ``#SBATCH`` or ``#PBS`` if a script has such lines at its head, and no directives of
+    MalleTrain beside them; else an empty text.
+    """
+    head = itertools.takewhile(
+        lambda line: not line.strip() or line.startswith("#"), text.splitlines()
+    )
+    lines = list(head)
+    if any(_LINE.match(line.rstrip()) for line in lines):
+        return ""
+    matches = (re.match(r"(#SBATCH|#PBS)\s+-", line) for line in lines)
+    return next((match[1] for match in matches if match), "")
 
 
 SBATCH_SHORT_OPTIONS = {

@@ -480,6 +480,10 @@ def with_umask(variables: Mapping[str, str]) -> dict[str, str]:
     Args:
         variables: its own variables.
     """
-    with open("/proc/self/status") as file:  # os.umask() would change it for all threads
-        mask = next((line.split()[1] for line in file if line.startswith("Umask:")), "022")
+    try:
+        status = Path("/proc/self/status").read_text()  # os.umask() would change it for all threads
+    except OSError:  # not Linux
+        status = ""
+    match = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)  # since Linux 4.7
+    mask = match[1] if match else "022"
     return dict(variables) if int(mask, 8) == 0o022 else {env.UMASK: mask, **variables}

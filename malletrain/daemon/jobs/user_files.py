@@ -83,8 +83,8 @@ def script_digest(path: str) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file or its file system does not answer.
     """
-    known = _digests.get(path)
-    return known if known is not None else _remember(path, _digest(path))
+    digest = _digests.get(path)
+    return _remember(path, _digest(path)) if digest is None else digest
 
 
 def _remember(path: str, digest: bytes) -> bytes:

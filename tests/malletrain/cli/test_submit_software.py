@@ -228,7 +228,7 @@ def test_conda_environments_are_completed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "name"),
     [
         ("#!/usr/bin/env python\n#SBATCH --nodes=4\n\nprint()", "#SBATCH"),
         ("#PBS -l select=4\nprint()", "#PBS"),
@@ -237,10 +237,10 @@ def test_conda_environments_are_completed(monkeypatch, tmp_path):
     ],
 )
 def test_lines_of_another_scheduler_are_not_left_out_without_a_word(
-    run, daemon, script, head, told
+    run, daemon, script, head, name
 ):
     script.write_text(head)
     result = run("submit", script)
     assert result.exit_code == 0
-    assert (f"Note: the {told} lines of {script} are not read:" in result.stderr) == bool(told)
-    assert ("are not read:" in result.stderr) == bool(told)
+    assert (f"Note: the {name} lines of {script} are not read:" in result.stderr) == bool(name)
+    assert ("are not read:" in result.stderr) == bool(name)

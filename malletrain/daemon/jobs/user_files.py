@@ -55,6 +55,8 @@ def ask(script: str, workdir: str) -> FileAnswers:
     thread.
     """
     answers = FileAnswers(is_file(script), is_folder(workdir))
+    with _lock:
+        _digests.pop(script, None)  # it may have changed, and not be readable now
     with suppress(OSError, ValueError):  # a path with a NUL byte
         _remember(script, _digest(script))
     return answers

@@ -10,7 +10,6 @@ differ: see :mod:`malletrain.daemon.site.handler_failures`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -249,8 +248,7 @@ class Api:
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
         spec, state = msgspec.structs.replace(spec, owner=user), self._state
-        # First, because everything else has to hold still until the job is stored.
-        files = await asyncio.to_thread(user_files.ask, spec.script, spec.workdir)
+        files = user_files.ask(spec.script, spec.workdir)
         trainer = state.controller.trainers.of(state.parties.trainer(user))
         spec = for_trainer(spec, trainer, state.config.allocation.objective)
         if spec.farm is not None:

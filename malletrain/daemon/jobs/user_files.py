@@ -24,7 +24,7 @@ T = TypeVar("T")
 MAX_SCRIPT_BYTES = 16 * 1024 * 1024
 """Number of bytes of a script that its profile key covers."""
 ANSWER_S = 3.0
-"""Maximum wait for an answer, seconds."""
+"""Maximum wait for an answer, seconds. The daemon does nothing else meanwhile."""
 MAX_UNANSWERED = 4
 """Maximum number of folders that are waited for. While so many do not answer, none is asked."""
 MAX_SCRIPTS = 10_000
@@ -51,8 +51,7 @@ class FileAnswers:
 
 def ask(script: str, workdir: str) -> FileAnswers:
     """Return what the host sees of these files, and remember the content of the script for
-    :func:`script_digest`. It may take :data:`ANSWER_S` for each; the daemon calls it in a worker
-    thread.
+    :func:`script_digest`. It may take :data:`ANSWER_S` for each folder.
     """
     answers = FileAnswers(is_file(script), is_folder(workdir))
     with _lock:

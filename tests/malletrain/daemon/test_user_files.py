@@ -14,7 +14,6 @@ from malletrain.daemon.jobs import user_files
 from malletrain.daemon.jobs.admission import problem_of
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.protocol import messages
-from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 from tests.waiting import PATIENCE_S, until
 
 
@@ -104,32 +103,6 @@ def test_the_sentences_are_those_of_before(tmp_path):
     assert "sees no file" in problem(missing)
     (tmp_path / "train.py").touch()
     assert "sees no directory" in problem(missing)
-
-
-def test_the_daemon_answers_while_a_submission_waits_for_a_file_system(
-    tmp_path, hanging, monkeypatch
-):
-    monkeypatch.setattr(user_files, "ANSWER_S", PATIENCE_S)
-    (tmp_path / "nfs" / "train.py").write_text("1")
-    (tmp_path / "nfs" / "work").mkdir()
-    (tmp_path / "daemon").mkdir()
-    running = RunningDaemon(tmp_path / "daemon", Imagined("n0"))
-
-    def submit():
-        with running.client() as client:
-            client.submit(spec_in(hanging.folder))
-
-    submitting = threading.Thread(target=submit, daemon=True)
-    try:
-        submitting.start()
-        until(lambda: hanging.calls, "the submission waits")
-        assert in_time(running.jobs) == []
-        hanging.answers.set()
-        until(running.jobs, "the job has been submitted")
-    finally:
-        hanging.answers.set()
-        submitting.join(PATIENCE_S)
-        running.stop()
 
 
 def test_the_key_of_a_job_is_that_of_its_script_when_it_was_submitted(tmp_path, hanging):

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import supervised_command
 from malletrain.agent.start import UnusableSoftware
+from malletrain.launch import entry
 from malletrain.launch.supervisor import descendants
 from malletrain.protocol.bounds import Message
 from malletrain.protocol.commands import (
@@ -136,6 +137,7 @@ class OwnerCommand:
                 stderr=stderr,
                 start_new_session=True,
                 preexec_fn=_take_terminal if self._is_terminal else None,
+                umask=entry.umask_of(environment),
             )
         except BaseException:
             self.close()

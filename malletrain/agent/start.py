@@ -62,10 +62,6 @@ FARM_NICENESS = 5
 and the agent, and on an embedded cluster the daemon, come first.
 """
 
-COMPILED_PACKAGES = ("msgspec", "zmq")
-"""Compiled packages that the launcher needs besides torch. An image with the agent's Python version
-can use the agent's copies.
-"""
 _OF_LAUNCHER = (env.AGENT, env.FLAGS, env.SOCKET, env.JOB_KEY, env.MAX_WORLD_SIZE)
 """Variables of the launcher that the tasks of a farm do not need."""
 _COMMAND_SCRIPT = 'exec "$@"\n'
@@ -331,13 +327,13 @@ def _user_variables() -> dict[str, str]:
 
 
 def _package_binds(directory: Path) -> list[tuple[str, str]]:
-    """Return (path on the host, path in the container) of malletrain, then of each compiled
-    package. Creates the bind targets.
+    """Return (path on the host, path in the container) of malletrain, then of each package that it
+    needs. Creates the bind targets.
     """
     own = Path(entry.__file__).parents[1]
     binds = [(str(own), str(directory / "lib" / own.name))]
     versioned = directory / entry.library_name(sys.version_info)
-    for name in COMPILED_PACKAGES:
+    for name in entry.needed_packages(sys.version_info):
         origin = find_spec(name)
         for path in (origin.submodule_search_locations or ()) if origin else ():
             binds.append((path, str(versioned / name)))

@@ -94,12 +94,19 @@ class _BeforeScript(click.Command):
 
 
 def _apply_directives(command: click.Command, ctx: click.Context, script: str) -> None:
+    from malletrain.submission.directives import foreign_directives
+
     try:
         with open(Path(script).expanduser(), "rb") as file:
             text = file.read(_MAX_SCRIPT_BYTES).decode("utf-8", "replace")
     except OSError:
         return  # problems of the script itself are reported elsewhere
     apply_directives(command, ctx, script, text)
+    if foreign := foreign_directives(text):
+        say(
+            f"Note: the {foreign} lines of {script} are not read: the options of a job are those "
+            'of the command line, and of lines such as "#MALLETRAIN --nodes 1:4".'
+        )
 
 
 def _file_of(params: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ failure. The samples of a lost node count as absent; that raises no error.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,6 @@ from malletrain.datacache.serving import MAX_BATCH_BYTES, PROTOCOL
 from malletrain.datacache.store import DataSetIdentity, check_sum
 from malletrain.streams.connection import CallFailed, ConnectionLost, PeerConnections
 from malletrain.waits import time_limit
-from scavenger.backoff import Backoff
 
 ANSWER_S = 5.0
 """Time in which a node must answer, seconds."""
@@ -32,10 +32,24 @@ seconds.
 class _NodeHealth:
     """The newest observations of another node."""
 
-    backoff: Backoff
-    """The pauses in which it is not asked (monotonic, seconds)."""
+    pause_s: float = 0.0
+    """Length of the newest pause, seconds; 0 after an answer."""
+    retry_at: float = -math.inf
+    """Time from which it is asked again (monotonic, seconds)."""
     full: bool = False
     """Whether its store takes no more samples."""
+
+    def failed(self, now: float) -> None:
+        """Note a request without an answer. Several that were sent together count as one."""
+        self.full = False
+        if now >= self.retry_at:
+            self.pause_s = min(MAX_PAUSE_S, max(MIN_PAUSE_S, 2 * self.pause_s))
+            self.retry_at = now + self.pause_s
+
+    def answered(self, now: float) -> None:
+        """Note an answer. One of a request that was sent before a failure changes nothing."""
+        if now >= self.retry_at:
+            self.pause_s = 0.0
 
 
 class SamplePeers:
@@ -101,13 +115,10 @@ class SamplePeers:
     # --- inside ---
 
     def _health_of(self, address: str) -> _NodeHealth:
-        health = self._health.get(address)
-        if health is None:
-            health = self._health[address] = _NodeHealth(Backoff(MIN_PAUSE_S, MAX_PAUSE_S))
-        return health
+        return self._health.setdefault(address, _NodeHealth())
 
     def _may_ask(self, address: str) -> bool:
-        return bool(address) and not self._health_of(address).backoff.remaining_s(time.monotonic())
+        return bool(address) and time.monotonic() >= self._health_of(address).retry_at
 
     def _run(self, requests: list[Any]) -> list[Any]:
         if not requests:
@@ -138,10 +149,9 @@ class SamplePeers:
                     **arguments,
                 )
         except (ConnectionLost, CallFailed, OSError, asyncio.TimeoutError):
-            health.backoff.refused(time.monotonic())
-            health.full = False
+            health.failed(time.monotonic())
             return None
-        health.backoff.answered(time.monotonic())
+        health.answered(time.monotonic())
         return answer
 
     async def _fetch(self, address: str, samples: Sequence[int]) -> dict[int, Any]:

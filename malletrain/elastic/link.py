@@ -8,7 +8,8 @@ calls :meth:`Link.newest` and :meth:`Link.wait_round`. Decides nothing about gro
 
 On the socket both ends send JSON objects, one per line. Worker: ``{"say": "hello", "local_rank",
 "pid"}``, ``ready``, ``running`` (with ``generation``), ``lost`` (a peer of ``generation`` is lost),
-``heard`` (the abort of ``generation`` has arrived). Launcher: ``{"round": g, "rank", "size",
+``heard`` (the abort of ``generation`` has arrived), ``restart`` (it is about to end with
+RESTART_CODE, to be started again). Launcher: ``{"round": g, "rank", "size",
 "port", "network"}``, ``{"abort": g}``.
 """
 

@@ -35,14 +35,13 @@ from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
+from malletrain.protocol.phases import RESTART_CODE
 from malletrain.training import drain, report, tracking
 
 LAST_RESORT_S = 10.0
 """Time after a loss in which the training thread must have left its step, seconds. After it the
 process is started again.
 """
-LAST_RESORT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h."""
 PARTS = ("leave", "group", "state", "rebuild")
 """The parts of a change: leaving the old group (after a loss, until the new round is known),
 forming the new group, sharing the state, wrapping the models again.
@@ -144,11 +143,24 @@ class GroupMembership:
         if not self.stepping and not _in_collective(self._training_thread):
             self._watch_for_hang()
         else:
-            start_again(
+            self.start_again(
                 f"The step could not be given up within {LAST_RESORT_S:g} s after a peer was "
                 "lost; this process starts again. Collectives "
                 "of the script's own cannot be given up: use as few as possible."
             )
+
+    def start_again(self, sentence: str) -> NoReturn:
+        """End this process, whose state is of no use to its peers. It is started again and receives
+        theirs.
+
+        Args:
+            sentence: the reason, for the log.
+        """
+        report.tell(sentence)
+        report.flush()
+        drain.flush()
+        self._link.say("restart")  # a script may end with any exit code
+        os._exit(RESTART_CODE)
 
     def _is_void(self, place: Place) -> bool:
         newest = self._link.newest()
@@ -309,7 +321,7 @@ class GroupMembership:
         if joins and self.training.between_epochs:
             # The other ranks have lost a peer in this code. They continue with it, but this process
             # has not run the steps that come before it.
-            start_again(
+            self.start_again(
                 "The others are in the code after the steps of an epoch; this process joins them "
                 "when the next epoch begins."
             )
@@ -368,7 +380,7 @@ class GroupMembership:
                 if not is_peer_loss(error):
                     raise
                 if saves or not self._all_have_ended():
-                    start_again(
+                    self.start_again(
                         "A peer was lost before it came to the end of its script, so that it has "
                         "not written all of its results. This process starts again: the training "
                         "continues from the last snapshot, and the code after it runs again."
@@ -397,16 +409,6 @@ def _in_collective(thread: int) -> bool:
     """Return whether ``thread`` is in a call of torch.distributed."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (no public way to see a thread)
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.distributed")
-
-
-def start_again(sentence: str) -> NoReturn:
-    """End this process, whose state is of no use to its peers. It is started again and receives
-    theirs. ``sentence``: the reason, for the log.
-    """
-    report.tell(sentence)
-    report.flush()
-    drain.flush()
-    os._exit(LAST_RESORT_CODE)
 
 
 def _write_to_log_of(place: Place) -> None:

@@ -21,7 +21,7 @@ import torch
 from malletrain.elastic import same_on_all
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.group import library_collectives
-from malletrain.elastic.membership import GroupMembership, start_again
+from malletrain.elastic.membership import GroupMembership
 from malletrain.elastic.step_exchange import StepWishes
 from malletrain.elastic.trained_objects import Optimizers
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -351,7 +351,7 @@ class Step:
             self.aborted = True
             steps.forget_changed()
             if not training.discard(self.samples):
-                start_again(
+                membership.start_again(
                     "A peer was lost in a step that had changed the model already, the first such "
                     "step of this process; it starts again. From the second on the state before "
                     "is copied."

@@ -5,9 +5,9 @@ launcher.
     python entry.py restart|service|farm|torchrun|warm DESCRIPTION LIBRARY --launch FILE
 
 LIBRARY is used in a container: the directory of the agent's own malletrain, which replaces that of
-the image. Next to it is the directory of the agent's compiled packages, named after the agent's
-Python version, for images without them. Outside of a container LIBRARY is empty, and malletrain is
-the environment's own.
+the image. Next to it is the directory of the packages that the agent's malletrain needs, named
+after the agent's Python version, for images without them. Outside of a container LIBRARY is empty,
+and malletrain is the environment's own.
 
 Every Python from 3.8 on must be able to run this file. Standard library only.
 """
@@ -19,10 +19,12 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 UNFIT = 78  # as in malletrain.protocol.failures, which the environment may lack
+UMASK = "MALLETRAIN_UMASK"  # as in malletrain.protocol.env
 MIN_PYTHON = (3, 10)
 KINDS = {
     "restart": "malletrain.launch.fork_server",
@@ -35,8 +37,18 @@ WITHOUT_TORCH = ("service", "farm")
 
 
 def library_name(version: Any) -> str:
-    """Return the name of the directory of packages compiled for a version of Python."""
+    """Return the name of the directory of the agent's packages for a version of Python."""
     return f"lib-{version[0]}{version[1]}"
+
+
+def needed_packages(version: Any) -> dict[str, str]:
+    """Return name of a module → name of its distribution, of what malletrain needs on a node with
+    a version of Python, beside torch.
+    """
+    needed = {"msgspec": "msgspec", "zmq": "pyzmq"}
+    if tuple(version[:2]) < (3, 11):
+        needed["async_timeout"] = "async-timeout"
+    return needed
 
 
 def lacking(kind: str, where: str, library: str) -> str:
@@ -56,16 +68,18 @@ def lacking(kind: str, where: str, library: str) -> str:
             f"{where} has no malletrain; install it there: {sys.executable} -m pip install "
             "--find-links WHEELS malletrain (or submit with the Python that has it)."
         )
-    compiled = [name for name in ("msgspec", "zmq") if find_spec(name) is None]
-    if compiled and library:
+    absent = [name for name in needed_packages(sys.version_info) if find_spec(name) is None]
+    if absent and library:
         beside = os.path.join(os.path.dirname(library), library_name(sys.version_info))
         if os.path.isdir(beside):
             _add(beside, last=True)
-            compiled = [name for name in compiled if find_spec(name) is None]
-    if compiled:
-        shown = " and ".join("pyzmq" if name == "zmq" else name for name in compiled)
+            absent = [name for name in absent if find_spec(name) is None]
+    if absent:
+        needed = needed_packages(sys.version_info)
+        shown = " and ".join(needed[name] for name in absent)
         reason = f" (the agent's are for another Python than {version})" if library else ""
-        return f"{where} has no {shown}{reason}; install it there: pip install msgspec pyzmq."
+        install = " ".join(needed.values())
+        return f"{where} has no {shown}{reason}; install it there: pip install {install}."
     if kind not in WITHOUT_TORCH and find_spec("torch") is None:
         return (
             f"{where} has no torch (Python {version}, {sys.executable}); install it there: pip "
@@ -102,8 +116,28 @@ def _add(directory: str, last: bool = False) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*parts, directory] if last else [directory, *parts])
 
 
+def umask_of(environment: Mapping[str, str]) -> int:
+    """Return the file mode creation mask of a job's processes; -1 if its environment names none.
+    The owner's own access is never masked.
+    """
+    try:
+        return int(environment[UMASK], 8) & 0o077
+    except (KeyError, ValueError):
+        return -1
+
+
+def set_umask() -> None:
+    """Have this process and those that it starts create files with the modes that the job's owner
+    expects. Private files of MalleTrain name their modes themselves.
+    """
+    mask = umask_of(os.environ)
+    if mask >= 0:
+        os.umask(mask)
+
+
 def main(argv: list[str]) -> int:
     """Run the program; see the module's docstring."""
+    set_umask()
     kind, where, library, rest = argv[0], argv[1], argv[2], argv[3:]
     # Remove the directory of this file and the job's working directory: a file there must not
     # shadow a module of malletrain or torch that has the same name.

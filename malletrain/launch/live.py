@@ -35,7 +35,7 @@ from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
-from malletrain.protocol.failures import first_error, without_noise
+from malletrain.protocol.failures import SCRIPT_ENDED, first_error, without_noise
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
 from malletrain.protocol.launcher_channel import LaunchOrder
@@ -49,7 +49,7 @@ from malletrain.protocol.messages import (
     RoundLayout,
     StoreUp,
 )
-from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.phases import RESTART_CODE, AssignmentPhase
 
 NOT_LIVE = (
     "This script does not use malletrain.elastic, which live mode needs: it ended without joining "
@@ -94,6 +94,8 @@ class _Worker:
     """Time since an abort that it has not confirmed, seconds; None if there is no such abort."""
     cause: str = ""
     """Reason for which the launcher killed it; empty if it did not."""
+    asked_restart: bool = False
+    """Whether it has asked to be started again when it ends."""
 
 
 class LiveLauncher:
@@ -243,6 +245,8 @@ class LiveLauncher:
                 AssignmentPhase.READY,
             ):
                 self._report(AssignmentPhase.READY, 0)
+        elif message.say == "restart":
+            worker.asked_restart = True
         elif message.say == "running":
             self._on_running(worker, message.generation)
         elif message.say == "lost":
@@ -272,6 +276,9 @@ class LiveLauncher:
         """Kill workers that do not respond, and report those that have ended."""
         self._kill_unresponsive()
         ended = [(w, code) for w in self._workers if (code := w.child.ended()) is not None]
+        if ended:  # their last lines may have come since
+            for connection, line in self._loop.lines.receive():
+                self.on_line(connection, line)
         unconnected = [
             (w, code) for w, code in ended if w.connection is None and not w.announced_round
         ]
@@ -320,7 +327,7 @@ class LiveLauncher:
                 code,
                 time.time(),
                 self._last_words(w),
-                w.cause,
+                w.cause or _own_end(w, code),
             )
             for w, code in failed_workers
         )
@@ -354,6 +361,7 @@ class LiveLauncher:
         foreign = worker.connection is None and not uses_elastic(script)
         hint = NOT_LIVE if foreign else "" if code else "It ended without joining its job."
         cause = " ".join(part for part in (first_error(output) if code else "", hint) if part)
+        cause = cause or _own_end(worker, code)
         tail = without_noise(output)[-_TAIL_CHARACTERS:]
         return Failure(worker.local_rank, code, time.time(), tail, cause[-_CAUSE_CHARACTERS:])
 
@@ -364,6 +372,13 @@ class LiveLauncher:
             if worker.connection is not None:
                 self._loop.lines.hang_up(worker.connection)
         self._workers = []
+
+
+def _own_end(worker: _Worker, code: int) -> str:
+    """Return the cause of the end of a worker whose exit code alone would be taken for a request to
+    start it again; empty for any other.
+    """
+    return SCRIPT_ENDED if code == RESTART_CODE and not worker.asked_restart else ""
 
 
 if sys.platform != "linux":

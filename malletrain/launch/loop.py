@@ -43,8 +43,8 @@ class ProcessLine(msgspec.Struct, frozen=True):
     """One line from a process. Other fields are ignored."""
 
     say: str
-    """Kind of line: ``hello``, ``ready``, ``running``, ``lost``, ``heard`` (live mode); ``join``,
-    ``ready``, ``drained``, ``worth`` (a service).
+    """Kind of line: ``hello``, ``ready``, ``running``, ``lost``, ``heard``, ``restart`` (live
+    mode); ``join``, ``ready``, ``drained``, ``worth`` (a service).
     """
     local_rank: int = -1
     """With ``hello``: local rank of the worker."""

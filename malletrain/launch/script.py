@@ -102,7 +102,9 @@ def run(argv: Sequence[str]) -> int:
             _run_module(argv[1])
         else:
             sys.argv = list(argv)
-            sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+            # Python follows links: a script that is linked into the folder of an experiment
+            # imports the modules beside the original.
+            sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
             main.__dict__.update(
                 __file__=script,
                 __cached__=None,

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from malletrain.launch import fork_server
+from malletrain.launch.entry import set_umask
 from malletrain.launch.supervisor import GUARDING, STOPPING, die_with_parent, set_name
 from malletrain.protocol.fault_points import FaultPoint, reached
 
@@ -101,6 +102,7 @@ def _become(request: dict[str, Any], log: int, server: int, note: str) -> NoRetu
         os.dup2(log, 2)
         os.environ.clear()
         os.environ.update(request["env"])
+        set_umask()
         os.chdir(request["cwd"])
         sys.argv = [sys.argv[0], *request["argv"]]
         if note:

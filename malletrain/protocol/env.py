@@ -64,6 +64,7 @@ TIMEOUT = "MALLETRAIN_TIMEOUT"
 TRACK = "MALLETRAIN_TRACK"
 TRIAL = "MALLETRAIN_TRIAL"
 TRIAL_FOLDER = "MALLETRAIN_TRIAL_FOLDER"
+UMASK = "MALLETRAIN_UMASK"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
@@ -116,6 +117,8 @@ TABLE = (
     (TRIAL, "Number of the trial that a sweep's job is.", "sweep", "script"),
     (TRIAL_FOLDER, "Folder of the trial in its output folder, if the sweep's arguments do "
      "not name one with `{trial}`.", "sweep", "integrations"),
+    (UMASK, "File mode creation mask of the job's processes, octal, if it is not 022: that of the "
+     "command that submitted the job.", "cli, client", "launch"),
     (RESUME_FROM, "Job or path from whose snapshot the job may start (`--resume-from`).", "cli",
      "training"),
     (JOB_KEY, "Secret that all processes of the job share, as hexadecimal text.", "agent",

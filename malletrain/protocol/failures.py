@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable
 
 from malletrain.protocol.messages import Assignment, Failure
-from malletrain.protocol.phases import AssignmentPhase
+from malletrain.protocol.phases import RESTART_CODE, AssignmentPhase
 
 NOISE: tuple[tuple[str, str], ...] = (
     (r"\[W\d{3,4} .*?\]", "warnings of c10 (c10/util/Logging.cpp), at every shutdown of a group"),
@@ -117,6 +117,8 @@ sockets, such as a download, and do not match.
 UNFIT = 78
 """Exit code of a launcher whose job's software environment cannot be used (EX_CONFIG of
 sysexits.h); its output ends with one sentence."""
+SCRIPT_ENDED = "The script itself ended with this code."
+"""Cause of a failure with RESTART_CODE if the worker had not asked to be started again."""
 NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
@@ -124,6 +126,13 @@ def unfit(assignment: Assignment) -> bool:
     """Return whether the launcher found that the job's software is not available on the node."""
     has_started = assignment.generation > 0 or assignment.phase is not AssignmentPhase.EXITED
     return not has_started and any(f.exitcode == UNFIT and f.cause for f in assignment.failures)
+
+
+def starts_again(failure: Failure) -> bool:
+    """Return whether the worker asked to be started again. Then its launcher reports no cause; for
+    a script that uses the same exit code it does.
+    """
+    return failure.exitcode == RESTART_CODE and not failure.cause
 
 
 def no_way(text: str) -> bool:

@@ -35,6 +35,10 @@ PHASES: dict[AssignmentPhase, str] = {
     AssignmentPhase.EXITED: "The launcher is gone; the job has to be assigned again.",
     AssignmentPhase.SUCCEEDED: "Every worker on the node ended with code 0.",
 }
+RESTART_CODE = 75
+"""Exit code with which a worker in live mode asks its launcher to start it again (EX_TEMPFAIL of
+sysexits.h). It says so on its socket, too, since a script may use any exit code.
+"""
 TRAINS = (AssignmentPhase.RUNNING, AssignmentPhase.BETWEEN_EPOCHS)
 """Phases in which the workers can save their state on request."""
 HOLDING = (*TRAINS, AssignmentPhase.FINISHING, AssignmentPhase.LOST)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from malletrain.protocol.failures import by_cause, describe, secondary, unfit
+from malletrain.protocol.failures import by_cause, describe, secondary, starts_again, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, AssignmentPhase
 from malletrain.rounds.interface import Action, Broke
@@ -16,10 +16,6 @@ LOST_PEER_GRACE_FACTOR = 3.0
 """Factor on the failure grace if the errors of all workers are of a lost peer that is not known
 yet.
 """
-
-
-LAST_RESORT_CODE = 75
-"""Exit code of a worker that ended because it lost its peers (malletrain.elastic.membership)."""
 
 
 def _by_itself(assignment: Assignment) -> bool:
@@ -78,8 +74,8 @@ class FailureGrace:
 
     def _restarts_after_loss(self, assignment: Assignment) -> bool:
         """Return whether workers ended because a node of their round was lost."""
-        codes = {failure.exitcode for failure in assignment.failures}
-        return assignment.generation <= self.node_lost_in and codes == {LAST_RESORT_CODE}
+        again = bool(assignment.failures) and all(map(starts_again, assignment.failures))
+        return assignment.generation <= self.node_lost_in and again
 
     def decide(
         self,
@@ -135,7 +131,7 @@ def own_fault(assignment: Assignment) -> list[Action]:
     failures = by_cause(
         f
         for f in assignment.failures
-        if f.exitcode > 0 and f.exitcode != LAST_RESORT_CODE and not secondary(f)
+        if f.exitcode > 0 and not starts_again(f) and not secondary(f)
     )
     return [Broke(failures, describe(failures))] if failures else []
 

@@ -12,12 +12,14 @@ empty nor a comment, as by sbatch (https://slurm.schedmd.com/sbatch.html).
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from malletrain.submission.error import SpecError
+from malletrain.submission.farm import new_stamp
 
 _LINE = re.compile(r"#(?:MALLETRAIN|[ \t]+MALLETRAIN(?=\s+-))(?:\s+(.*))?\s*\Z")
 """A blank after the ``#`` is allowed if an option follows, because Python formatters insert one.
@@ -67,6 +69,20 @@ def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
             raise SpecError(f"{where} line {number}: {problem}: {line.strip()[:80]}") from None
         directives_.append(Directive(number, words))
     return directives_, late
+
+
+def foreign_directives(text: str) -> str:
+    """Return ``#SBATCH`` or ``#PBS`` if a script has such lines at its head, and no directives of
+    MalleTrain beside them; else an empty text.
+    """
+    head = itertools.takewhile(
+        lambda line: not line.strip() or line.startswith("#"), text.splitlines()
+    )
+    lines = list(head)
+    if any(_LINE.match(line.rstrip()) for line in lines):
+        return ""
+    matches = (re.match(r"(#SBATCH|#PBS)\s+-", line) for line in lines)
+    return next((match[1] for match in matches if match), "")
 
 
 SBATCH_SHORT_OPTIONS = {
@@ -170,7 +186,7 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
             elif name == "job-name":
                 values["name"] = value
             elif name == "output" and value != "/dev/null":
-                values["log"], left_out = log_of(value, user)
+                values["log"], left_out = log_of(value, user, new_stamp())
                 for symbol in left_out:
                     ignored[f"{symbol} in --output={value}"] = None
             elif name == "chdir":
@@ -256,9 +272,9 @@ def memory_of(text: str) -> int:
 LOG_PATTERNS = {
     "%": "%",
     "a": "{index}",
-    "A": "{name}",
-    "j": "{name}-{index}",
-    "J": "{name}-{index}",
+    "A": "{name}-STAMP",
+    "j": "{name}-STAMP-{index}",
+    "J": "{name}-STAMP-{index}",
     "x": "{name}",
     "n": "0",
     "t": "0",
@@ -266,23 +282,26 @@ LOG_PATTERNS = {
 }
 """sbatch's replacement symbols (its manual page, "filename pattern") → what they are for a task:
 the index of the array is its own, the job is the farm, and it has one node and one process. ``%u``
-is the user."""
+is the user. STAMP distinguishes the submissions of a farm, as the id of a job does, so that the
+logs of one do not replace those of another."""
 LEFT_OUT_OF_LOGS = frozenset("Nb")
 """Symbols that are left out: the node is not known before, and no part of an index is."""
 
 
-def log_of(text: str, user: str) -> tuple[str, list[str]]:
+def log_of(text: str, user: str, stamp: str) -> tuple[str, list[str]]:
     """Return the pattern of a farm's logs for that of ``--output``, and the symbols in it that are
     left out.
 
     Args:
         text: the value of ``--output``.
         user: name of the user.
+        stamp: text that no other submission has (:func:`malletrain.submission.farm.new_stamp`).
 
     Raises:
         ValueError: it has a symbol that sbatch does not have.
     """
-    symbols = LOG_PATTERNS | {"u": user.replace("{", "{{").replace("}", "}}")}
+    own = {symbol: text.replace("STAMP", stamp) for symbol, text in LOG_PATTERNS.items()}
+    symbols = own | {"u": user.replace("{", "{{").replace("}", "}}")}
     left_out: list[str] = []
 
     def replacement(match: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ possible on the submitting machine are made here. Raises
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 import time
@@ -40,6 +41,7 @@ from malletrain.submission.spec import (
     parse_env,
     sizes_of,
     time_limit_of,
+    with_umask,
     working_directory,
 )
 from malletrain.submission.task_lists import not_utf8
@@ -173,7 +175,7 @@ def build_farm(
         max_running=min(_count(tasks.max_running, "max_running"), MAX_TASKS),
     )
     with about("env"):
-        variables = parse_env(o.env)
+        variables = with_umask(parse_env(o.env))
     spec = JobSpec(
         name=farm_name,
         owner=user_name(),
@@ -311,9 +313,15 @@ def _named_by(command: Sequence[str]) -> str:
     return script if os.path.isfile(os.path.expanduser(script)) else command[0]
 
 
+def new_stamp() -> str:
+    """Return the time, for the names of a submission's files, with some digits that distinguish it
+    from others in the same second.
+    """
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
 def _default_log(name: str) -> str:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return os.path.join(LOGS, f"{name}-{stamp}", "{index}.log")
+    return os.path.join(LOGS, f"{name}-{new_stamp()}", "{index}.log")
 
 
 def _with_name(patterns: list[str], named: dict[str, str]) -> list[str]:

@@ -323,7 +323,7 @@ def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS)
         )
     directory = working_directory(o.workdir)
     with about("env"):
-        variables = parse_env(o.env)
+        variables = with_umask(parse_env(o.env))
     variables = with_data_memory(variables, o.data_memory)
     mode = "service" if o.service else "live" if o.live else "restart"
     layout = layout_choice(
@@ -470,3 +470,20 @@ def with_data_memory(variables: Mapping[str, str], memory: str | None) -> dict[s
     except ValueError as error:
         raise SpecError(f"--data-memory: {error}", "data_memory") from None
     return {**variables, env.DATA_MEMORY: memory}
+
+
+def with_umask(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a job, with the file mode creation mask of this process
+    unless it is 022. As with sbatch, the files that a job creates have the modes that they would
+    have if it ran where it was submitted.
+
+    Args:
+        variables: its own variables.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()  # os.umask() would change it for all threads
+    except OSError:  # not Linux
+        status = ""
+    match = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)  # since Linux 4.7
+    mask = match[1] if match else "022"
+    return dict(variables) if int(mask, 8) == 0o022 else {env.UMASK: mask, **variables}

@@ -114,7 +114,8 @@ def check(sweep: Sweep) -> list[str]:
     """Build the jobs of two trials, with different values if possible.
 
     Returns:
-        Warnings about paths to which all trials would write, and about the sampler.
+        Notes and warnings about the direction, the sampler, and paths to which all trials would
+            write.
 
     Raises:
         SweepError: the trials' jobs are not valid.
@@ -126,7 +127,18 @@ def check(sweep: Sweep) -> list[str]:
         build_job(sweep, f"{sweep.sweep.name}-{number}", values, number)
         for number, values in enumerate((first, last))
     ]
-    return [*sampler_warnings(sweep), *shared_places(*jobs)]
+    return [*_usual_direction(sweep), *sampler_warnings(sweep), *shared_places(*jobs)]
+
+
+def _usual_direction(sweep: Sweep) -> list[str]:
+    """Return a note on the direction if the description names none."""
+    if "direction" in sweep.sweep.model_fields_set:
+        return []
+    metrics = " and ".join(sweep.sweep.metrics)
+    return [
+        f"The smallest {metrics} is the best, because the sweep names no direction. If the largest "
+        'is, write direction = "maximize".'
+    ]
 
 
 def shared_places(one: JobSpec, other: JobSpec) -> list[str]:

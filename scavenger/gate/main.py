@@ -69,6 +69,9 @@ def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
             check_jobs(command, rules, environment)
         if rules.kind == "pbs" and len(command.jobs) > 1:
             return _run_each(command, environment)
+        if command.submits and "LC_ALL" not in rules.environment:
+            # The lease inherits it, and it would override the LANG of a job and of its node.
+            del environment["LC_ALL"]
         _become(command, script, environment)
     except (GateClosed, SchedulerError) as error:
         print(f"malletrain-lease: {error}", file=sys.stderr)
@@ -195,7 +198,7 @@ def _become(command: GatedCommand, script: bytes, environment: dict[str, str]) -
             file.write(script)
         os.lseek(source, 0, os.SEEK_SET)
     os.dup2(source, 0)
-    os.umask(0o022)
+    os.umask(0o022)  # of the lease and its logs; a job has its owner's (malletrain.launch.entry)
     os.chdir("/")
     sys.stdout.flush()
     os.execve(command.argv[0], command.argv, environment)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -40,4 +41,17 @@ def bare_python(tmp_path) -> Path:
     """A Python with nothing installed."""
     place = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    return place / "bin" / "python"
+
+
+@pytest.fixture
+def python_without_malletrain(tmp_path) -> Path:
+    """A Python with the packages that this one imports from its directory, torch among them, and
+    without those that an editable installation adds to it: malletrain is not installed.
+    """
+    place = tmp_path / "without"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    packages = sysconfig.get_path("purelib")
+    own = sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)})
+    Path(own, "others.pth").write_text(f"{packages}\n")
     return place / "bin" / "python"

@@ -57,6 +57,25 @@ while not os.path.exists(f"done-{generation}"):
     malletrain.report(8)
     time.sleep(0.02)
 """
+READS = """
+import json, os, time
+from importlib.util import find_spec
+import malletrain
+
+names = [name for name in malletrain.__all__ if getattr(malletrain, name)]
+cache = malletrain.DataCache([b"zero", b"one", b"two"], name="three")
+note = {
+    "names": names,
+    "samples": [cache[i].decode() for i in range(3)],
+    "library": malletrain.__file__,
+    "siblings": [n for n in ("scavenger", "jpa", "allocator") if find_spec(n) is not None],
+}
+with open("tmp", "w") as file:
+    json.dump(note, file)
+os.rename("tmp", "note")
+while not os.path.exists("done"):
+    time.sleep(0.02)
+"""
 
 
 @pytest.fixture
@@ -119,6 +138,20 @@ def test_rounds_of_restart_mode_in_one_container(node, software):
     assert first["pid"] != second["pid"]
     assert first["parent"] == second["parent"]  # the fork server: it went on
     (cluster.directory / f"done-{generation}").touch()
+    cluster.daemon.expect("n0", messages.Phase, phase="succeeded", generation=generation)
+
+
+def test_the_library_in_an_image_without_malletrain(node, software, python_without_malletrain):
+    """Only the package malletrain is bound, not those that it is installed with."""
+    cluster = node(READS, software=software(python_without_malletrain))
+    cluster.wait_ready()
+    generation = cluster.form("n0")
+    seen = noted(cluster)
+    assert seen["names"] == malletrain.__all__
+    assert seen["samples"] == ["zero", "one", "two"]
+    assert "/lib/malletrain/" in seen["library"]
+    assert seen["siblings"] == []
+    (cluster.directory / "done").touch()
     cluster.daemon.expect("n0", messages.Phase, phase="succeeded", generation=generation)
 
 

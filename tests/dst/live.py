@@ -11,8 +11,7 @@ from typing import Any
 
 from malletrain.protocol import worker_channel as local
 from malletrain.protocol.messages import Abort, Failure, Round, StoreUp
-from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.failure_grace import LAST_RESORT_CODE
+from malletrain.protocol.phases import RESTART_CODE, AssignmentPhase
 from tests.dst.launcher import CRASHED, VirtualLauncher
 from tests.dst.live_groups import LiveGroup
 from tests.dst.truth import BATCH
@@ -340,7 +339,7 @@ class LiveNodeLauncher(VirtualLauncher):
         """The worker could not give up what it was in, and has ended itself."""
         if self._worker is worker:
             self._stop_worker()
-            self._failed(LAST_RESORT_CODE, "This process starts again.")
+            self._failed(RESTART_CODE, "This process starts again.")
 
     def _failed(self, code: int, words: str) -> None:
         rank = self._round.group_rank if self._round is not None and self._generation else 0

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from malletrain.elastic.membership import LAST_RESORT_CODE
+from malletrain.protocol.phases import RESTART_CODE
 from tests.last_words import tail
 from tests.malletrain.elastic.conductor import Conductor, Worker, conducted
 from tests.zoo.compare import Run
@@ -178,7 +178,7 @@ class _Play:
 
     def _has_lost_a_peer(self, worker: Worker) -> bool:
         """Whether it ended because of the loss: in a collective of the library or of the script."""
-        if worker.process.exitcode == LAST_RESORT_CODE:
+        if worker.process.exitcode == RESTART_CODE:
             return True
         last = tail(worker.output)
         return worker in self.first and any(words in last for words in _LOST_A_PEER)

@@ -24,10 +24,9 @@ from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
-from malletrain.protocol.failures import no_way, secondary
+from malletrain.protocol.failures import no_way, secondary, starts_again
 from malletrain.protocol.messages import Assignment, Failure, Goodbye
 from malletrain.protocol.phases import AssignmentPhase
-from malletrain.rounds.failure_grace import LAST_RESORT_CODE
 from scavenger.interface import Lease
 
 log = structlog.get_logger(__name__)
@@ -59,7 +58,7 @@ def note_failures(run: ActiveJob, node: str, assignment: Assignment) -> None:
 
 def _by_itself(failure: Failure) -> bool:
     """Whether the loss of a node, its own or a peer's, does not explain the death of a worker."""
-    return failure.exitcode not in (-9, LAST_RESORT_CODE) and not secondary(failure)
+    return failure.exitcode != -9 and not starts_again(failure) and not secondary(failure)
 
 
 def lost_to_peers(agents: Agents, runs: Iterable[ActiveJob]) -> list[LeasedAgent]:

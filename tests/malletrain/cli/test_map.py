@@ -177,7 +177,7 @@ def test_a_batch_script_runs_unchanged(run, daemon, here):
     assert farm["command"][-3:] == ["-l", str(script), "x"]
     assert os.path.basename(farm["command"][0]) == "bash"
     assert (farm["cpus"], farm["time_s"], farm["array_env"]) == (4, 600, True)
-    assert farm["log"] == "log/array_{index}.out"
+    assert re.fullmatch(r"log/array-[0-9-]{15}-\w{4}_\{index\}\.out", farm["log"])
     assert (specs[0]["name"], rows) == ("array", [["1"], ["2"], ["3"]])
 
 

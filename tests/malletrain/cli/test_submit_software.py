@@ -225,3 +225,22 @@ def test_conda_environments_are_completed(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert os.path.expanduser("~") == str(tmp_path)
     assert [item.value for item in conda_environments(None, None, "t")] == ["train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        ("#!/usr/bin/env python\n#SBATCH --nodes=4\n\nprint()", "#SBATCH"),
+        ("#PBS -l select=4\nprint()", "#PBS"),
+        ("#SBATCH --nodes=4\n#MALLETRAIN --nodes 4\nprint()", ""),
+        ("# SBATCH lines are below\nTEXT = '''\n#SBATCH --nodes=4\n'''", ""),
+    ],
+)
+def test_lines_of_another_scheduler_are_not_left_out_without_a_word(
+    run, daemon, script, head, name
+):
+    script.write_text(head)
+    result = run("submit", script)
+    assert result.exit_code == 0
+    assert (f"Note: the {name} lines of {script} are not read:" in result.stderr) == bool(name)
+    assert ("are not read:" in result.stderr) == bool(name)

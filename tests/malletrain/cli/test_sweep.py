@@ -218,7 +218,8 @@ def test_from_python(jobs, file, tmp_path):
     study = run_sweep(sweep, tmp_path / "state", lines.append)
     assert len(study.trials) == 6
     assert study.best_value == min(t.value for t in study.trials if t.state.name == "COMPLETE")
-    assert lines[0].startswith("Trial 0 begins")
+    assert lines[0].startswith("The smallest loss is the best")
+    assert lines[1].startswith("Trial 0 begins")
     assert open_databases() == []
     assert len(run_sweep(sweep, tmp_path / "state").trials) == 6
     assert len(jobs.jobs) == 6

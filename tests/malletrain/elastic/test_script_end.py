@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.elastic.membership import LAST_RESORT_CODE
+from malletrain.protocol.phases import RESTART_CODE
 from tests.malletrain.elastic import end_scripts
 from tests.malletrain.elastic.conductor import Conductor, conducted
 
@@ -39,7 +39,7 @@ def test_a_rank_lost_while_it_writes_has_the_others_start_again(tmp_path, lost):
         survivors = c.lose(members[lost])
         c.round(survivors, wait=False)
         c.until(lambda: not any(w.alive for w in survivors), "the others end")
-        assert [w.process.exitcode for w in survivors] == [LAST_RESORT_CODE] * 2, c.outputs()
+        assert [w.process.exitcode for w in survivors] == [RESTART_CODE] * 2, c.outputs()
         assert "has not written all of its results" in survivors[0].output.read_text()
         (tmp_path / "go").touch()
         c.round(c.start(2))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from malletrain.protocol.phases import RESTART_CODE
 from tests.malletrain.elastic import update_scripts
 from tests.malletrain.elastic.conductor import conducted
 
@@ -102,7 +103,8 @@ def test_a_process_that_cannot_undo_its_first_such_step_starts_again(tmp_path, k
         c.until(lambda: not members[1].alive, "rank 1 is dead")
         c.lose(members[1])
         c.until(lambda: not members[0].alive, "rank 0 has ended")
-        assert members[0].process.exitcode == 75
+        assert members[0].process.exitcode == RESTART_CODE
+        c.until(lambda: members[0].heard("restart"), "it has asked to be started again")
         assert "it starts again" in members[0].output.read_text()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import malletrain
 from malletrain.launch import entry
+from malletrain.protocol import env
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,18 @@ def test_with_packages_for_another_python(bare, library):
     assert "has no msgspec and pyzmq (the agent's are for another Python than 3." in sentence
 
 
+def test_a_package_that_only_python_310_needs_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(entry, "find_spec", lambda name: None if name == "async_timeout" else name)
+    monkeypatch.setattr(entry.sys, "version_info", (3, 10, 12))
+    sentence = entry.lacking("service", "The Python X", str(tmp_path / "lib"))
+    monkeypatch.undo()
+    assert sentence == (
+        "The Python X has no async-timeout (the agent's are for another Python than 3.10.12); "
+        "install it there: pip install msgspec pyzmq async-timeout."
+    )
+    assert entry.needed_packages((3, 11)) == {"msgspec": "msgspec", "zmq": "pyzmq"}
+
+
 def test_without_torch_only_a_service_runs(bare, library):
     borrowed(library)
     code, sentence = outcome(bare, "restart", library)
@@ -107,3 +120,10 @@ def test_another_version_of_malletrain_is_told_and_tried(bare, library, tmp_path
     assert f"this environment has malletrain 0.0.1, the agent {malletrain.__version__}" in first
     assert second.startswith("malletrain launcher: the order cannot be read")
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "mask"), [("0027", 0o027), ("777", 0o077), ("", -1), ("9", -1), (None, -1)]
+)
+def test_the_umask_of_a_job(value, mask):
+    assert entry.umask_of({} if value is None else {env.UMASK: value}) == mask

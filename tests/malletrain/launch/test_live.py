@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from malletrain.protocol import messages
+from malletrain.protocol.failures import describe, starts_again
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
+from malletrain.rounds.failure_grace import own_fault
 from tests.malletrain.agent.node_side import spec
 from tests.malletrain.launch.fake_agent import FakeAgent
 from tests.waiting import PATIENCE_S
@@ -171,6 +173,45 @@ def test_a_worker_that_does_not_answer_that_it_is_to_give_up_its_step_is_killed(
     assert "the worker 0 has not answered" in launcher.output()
     launcher.agent.say(messages.Release("j1", 1.0))
     assert launcher.process.wait(PATIENCE_S) == 0
+
+
+# Rank 1 ends in its first round.
+ENDS_WITH_75 = """
+worker = connect()
+worker.sendall(hello + ready)
+with worker.makefile("rb") as lines:
+    for one in lines:
+        message = json.loads(one)
+        if "round" in message:
+            worker.sendall(line(say="running", generation=message["round"]))
+            if rank == 1:
+                if os.path.exists("asks"):
+                    worker.sendall(line(say="restart", generation=0))
+                os._exit(75)
+"""
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_only_a_worker_that_asks_is_started_again(launch, tmp_path, asks):
+    """Any script may end with the exit code of a request to be started again."""
+    if asks:
+        (tmp_path / "asks").touch()
+    launcher = launch(ENDS_WITH_75)
+    assert launcher.agent.hear_phase() == ("ready", 0), launcher.output()
+    launcher.agent.say(messages.Round("j1", 1, 0, 1))
+    launcher.agent.hear()
+    while (assignment := launcher.agent.hear().assignment).phase == "running":
+        pass
+    assert assignment.phase == "failed", launcher.output()
+    [failure] = assignment.failures
+    assert (failure.rank, failure.exitcode) == (1, 75)
+    assert starts_again(failure) == asks
+    assert describe([failure]) == (
+        "Rank 1 exited with code 75."
+        if asks
+        else "Rank 1 exited with code 75: The script itself ended with this code."
+    )
+    assert bool(own_fault(assignment)) != asks
 
 
 FOREIGN = "This script does not use malletrain.elastic, which live mode needs"

@@ -84,6 +84,20 @@ def test_as_if_python_had_been_started(here, name, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_linked_script_imports_what_is_beside_the_original(here, way):
+    (here / "script.py").write_text(
+        "import sys, neighbour\nprint(neighbour.VALUE, sys.path[0], sys.argv[0] == __file__)"
+    )
+    experiment = here / "runs" / "one"
+    experiment.mkdir(parents=True)
+    (experiment / "neighbour.py").write_text("VALUE = 'another'")
+    (experiment / "train.py").symlink_to("../../script.py")
+    (here / "latest").symlink_to("runs/one")
+    argv = [str(here / "latest" / "train.py")]
+    assert outcome([*WAYS[way], *argv], "/") == outcome([sys.executable, *argv], "/")
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_was_written_is_on_disk(here, name, way):
     (here / "script.py").write_text(WRITTEN[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.protocol.failures import SCRIPT_ENDED
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.interface import Broke, SaveRound
@@ -15,6 +16,7 @@ from tests.malletrain.rounds.rounds_tables import SETTINGS
 RAISED = Failure(0, 1, 100.0, "ValueError: oops")
 KILLED = Failure(0, -9, 100.0)
 GAVE_UP = Failure(0, 75, 100.0, "The step could not be given up within 10 s")
+OWN_75 = Failure(0, 75, 100.0, "try later", cause=SCRIPT_ENDED)
 MODES = {"restart": RestartRounds, "live": LiveRounds, "service": ServiceRounds}
 
 TABLE = [
@@ -28,6 +30,8 @@ TABLE = [
     ("live", 1, RAISED, True, False),
     ("live", 1, KILLED, True, False),
     ("live", 1, GAVE_UP, True, False),
+    ("live", 2, OWN_75, True, True),
+    ("live", 1, OWN_75, True, False),
     ("service", 2, RAISED, True, False),
     ("service", 2, KILLED, True, False),
 ]

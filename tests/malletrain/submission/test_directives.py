@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.submission import directives
 from malletrain.submission.directives import batch_options, log_of, memory_of, time_of
 from malletrain.submission.error import SpecError
 
@@ -24,7 +25,8 @@ echo start
 """
 
 
-def test_a_batch_script():
+def test_a_batch_script(monkeypatch):
+    monkeypatch.setattr(directives, "new_stamp", lambda: "T")
     options = batch_options(SCRIPT, "run.sbatch")
     assert options.values == {
         "name": "sweep",
@@ -33,7 +35,7 @@ def test_a_batch_script():
         "memory_bytes": 8 * 2**30,
         "time_s": 86400 + 2 * 3600 + 30 * 60,
         "gpus": 2,
-        "log": "logs/{name}-{name}_{index}.out",
+        "log": "logs/{name}-{name}-T_{index}.out",
         "env": ("DATA=/scratch", "SEED"),
     }
     assert options.ignored == (
@@ -101,13 +103,13 @@ def test_memory(text, size):
 
 
 def test_logs():
-    assert log_of("slurm-%A_%a.out", "ann") == ("slurm-{name}_{index}.out", [])
-    assert log_of("{x}%%%j", "ann") == ("{{x}}%{name}-{index}", [])
-    assert log_of("%u/%x/%J.%n.%t.%s", "ann") == ("ann/{name}/{name}-{index}.0.0.batch", [])
-    assert log_of("%N-%4a.%b", "ann") == ("-{index}.", ["%N", "the width of %4a", "%b"])
-    assert log_of(r"a\%a", "ann") == ("a%a", []), "a backslash: nothing is replaced"
+    assert log_of("slurm-%A_%a.out", "ann", "T") == ("slurm-{name}-T_{index}.out", [])
+    assert log_of("{x}%%%j", "ann", "T") == ("{{x}}%{name}-T-{index}", [])
+    assert log_of("%u/%x/%J.%n.%t.%s", "ann", "T") == ("ann/{name}/{name}-T-{index}.0.0.batch", [])
+    assert log_of("%N-%4a.%b", "ann", "T") == ("-{index}.", ["%N", "the width of %4a", "%b"])
+    assert log_of(r"a\%a", "ann", "T") == ("a%a", []), "a backslash: nothing is replaced"
     with pytest.raises(ValueError, match="%q"):
-        log_of("%q.out", "ann")
+        log_of("%q.out", "ann", "T")
 
 
 def test_parts_of_a_name_that_a_farm_does_not_have_are_named():
@@ -130,3 +132,10 @@ def test_parts_of_a_name_that_a_farm_does_not_have_are_named():
 def test_what_cannot_be_read_is_refused(line, sentence):
     with pytest.raises(SpecError, match=sentence):
         batch_options(f"#!/bin/sh\n#SBATCH {line}\n", "x")
+
+
+def test_a_second_submission_of_a_script_has_other_logs(tmp_path):
+    """%A and %j are ids of jobs to sbatch: each run of a script has logs of its own."""
+    text = "#!/bin/sh\n#SBATCH --array=1-2\n#SBATCH --output=out_%A_%a.txt\n"
+    logs = {batch_options(text, "a.sbatch").values["log"] for _ in range(3)}
+    assert len(logs) == 3

@@ -1,10 +1,12 @@
 """--data-memory reaches the script as a variable, and only a size does."""
 
+import os
+
 import pytest
 
 from malletrain.protocol.sizes import share_or_size
 from malletrain.submission.error import SpecError
-from malletrain.submission.spec import with_data_memory
+from malletrain.submission.spec import with_data_memory, with_umask
 
 GIB = 1 << 30
 
@@ -39,3 +41,15 @@ def test_the_variable_of_the_job():
     assert with_data_memory({"A": "1"}, None) == {"A": "1"}
     with pytest.raises(SpecError, match=r"--data-memory: .*such as 25%"):
         with_data_memory({}, "much")
+
+
+@pytest.mark.parametrize(
+    ("mask", "variables"), [(0o022, {}), (0o077, {"MALLETRAIN_UMASK": "0077"})]
+)
+def test_a_job_has_the_umask_of_its_submission(mask, variables):
+    before = os.umask(mask)
+    try:
+        assert with_umask({"A": "1"}) == {**variables, "A": "1"}
+        assert with_umask({"MALLETRAIN_UMASK": "007"}) == {"MALLETRAIN_UMASK": "007"}
+    finally:
+        os.umask(before)

@@ -123,11 +123,18 @@ def test_a_trial_has_an_output_folder_of_its_own(tmp_path, args, folder):
 def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, patterns):
     sweep = sweep_in(tmp_path, args=args)
     (tmp_path / "train.py").write_text(script)
-    sentences = trials.check(sweep)
+    note, *sentences = trials.check(sweep)
+    assert note.startswith("The smallest loss is the best, because the sweep names no direction.")
     assert len(sentences) == len(patterns)
     assert all(
         re.search(each, sentence) for each, sentence in zip(patterns, sentences, strict=True)
     )
+
+
+def test_a_direction_that_is_named_needs_no_note(tmp_path):
+    sweep = sweep_in(tmp_path)
+    named = sweep.sweep.model_copy(update={"direction": "minimize"})
+    assert trials.check(sweep.model_copy(update={"sweep": named})) == []
 
 
 def saved(folder, job, daemon=".d1"):

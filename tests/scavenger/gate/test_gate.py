@@ -45,6 +45,7 @@ def test_a_lease_is_submitted_with_an_environment_made_anew(tmp_path):
     assert variables["PATH"] == "/usr/bin:/bin"
     assert variables["HOME"] == os.path.expanduser("~" + variables["USER"])
     assert not stained.keys() & variables.keys() - {"HOME"}
+    assert "LC_ALL" not in variables, "it would be that of the lease, and of its jobs"
     assert (world.tools.root / "pwd").read_text() == "/\n"
 
 

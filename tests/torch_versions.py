@@ -1,0 +1,16 @@
+"""Marks of tests that need more of torch than the oldest version that setup.cfg admits."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.training.torch_private import gloo_ignores_operations
+
+trains_shards = pytest.mark.skipif(
+    gloo_ignores_operations(),
+    reason="MalleTrain refuses to train sharded models over gloo with torch before 2.9",
+)
+"""A sharded model is trained over two ranks or more. That it is refused with an older torch is
+tested in tests/malletrain/training/test_sharded_gradients.py, and in live mode in
+tests/malletrain/elastic/sharded/test_setup.py.
+"""

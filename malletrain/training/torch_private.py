@@ -285,6 +285,7 @@ def _averages_over_gloo(part: torch.nn.Module) -> bool:
     if not dtypes & {torch.float32, torch.bfloat16}:
         return False
     backend = ranks._get_backend(group.device)  # noqa: SLF001 (there is no public way)
+    backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
     return isinstance(backend, getattr(dist, "ProcessGroupGloo", ()))
 
 

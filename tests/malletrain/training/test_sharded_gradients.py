@@ -118,13 +118,15 @@ def test_the_version_and_what_gloo_does_decide(monkeypatch, gloo, version, ignor
         {"force_sum_reduction_for_comms": True},
         {"reduce_scatter_reduce_op": dist.ReduceOp.SUM},
     ],
-    ids=str,
+    ids=lambda group: next(iter(group)),
 )
 def test_a_model_with_right_gradients_is_not_refused(monkeypatch, gloo, group):
     monkeypatch.setattr(torch, "__version__", "2.8.0")
     monkeypatch.setattr(torch_private, "gloo_ignores_operations", lambda: True)
     assert torch_private.wrong_gradients(Part(**{"backend": gloo, **group})) == ""
     assert torch_private.wrong_gradients(Part(gloo)) != ""
+    debugged = SimpleNamespace(wrapped_pg=gloo)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
+    assert torch_private.wrong_gradients(Part(debugged)) != ""
 
 
 def test_the_sentence_says_what_where_and_what_to_do(monkeypatch, gloo):

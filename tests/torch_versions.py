@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.training.torch_private import gloo_ignores_operations
+from malletrain.training.torch_private import gloo_ignores_operations, torch_release
 
 trains_shards = pytest.mark.skipif(
     gloo_ignores_operations(),
@@ -14,3 +14,9 @@ trains_shards = pytest.mark.skipif(
 tested in tests/malletrain/training/test_sharded_gradients.py, and in live mode in
 tests/malletrain/elastic/sharded/test_setup.py.
 """
+
+reuses_meshes = pytest.mark.skipif(
+    torch_release() < (2, 13),
+    reason="torch to 2.10 at least stores the groups of a mesh elsewhere (torch_private.lend_group)",
+)
+"""A mesh of an earlier round is used again. With an older torch each round makes its own."""

@@ -294,8 +294,8 @@ def gloo_ignores_operations() -> bool:
     """Return whether the reduce_scatter of gloo adds up, whatever operation is requested: then it
     accepts one that floats do not have. No other rank takes part.
     """
-    gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
-    options = dist.ReduceScatterOptions()
+    gloo: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
+    options: Any = dist.ReduceScatterOptions()
     options.reduceOp = dist.ReduceOp.BAND
     try:
         gloo._reduce_scatter_base(torch.zeros(1), torch.zeros(1), options).wait()  # noqa: SLF001

@@ -28,7 +28,7 @@ from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import change_at, records
-from tests.torch_versions import trains_shards
+from tests.torch_versions import reuses_meshes, trains_shards
 from tests.waiting import until
 
 
@@ -129,7 +129,7 @@ def training_of(**options: Any) -> ShardedTraining:
     return sharded_training(shards, objects, torch.device("cpu"), None, 60.0, None)
 
 
-@pytest.mark.parametrize("over", ["all", "node"])
+@pytest.mark.parametrize("over", [pytest.param("all", marks=reuses_meshes), "node"])
 def test_a_rehearsal_leaves_nothing_behind(capsys, over):
     training, called = training_of(over=over), []
     optimizer = training.optimizer
@@ -150,6 +150,7 @@ def test_a_rehearsal_leaves_nothing_behind(capsys, over):
     assert capsys.readouterr().err == ""
 
 
+@reuses_meshes
 def test_a_mesh_comes_again_with_the_group_of_the_new_round():
     mesh_cache, before = MeshCache("cpu", is_hsdp=False), None
     for generation in (1, 2):

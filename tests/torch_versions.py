@@ -17,6 +17,6 @@ tests/malletrain/elastic/sharded/test_setup.py.
 
 reuses_meshes = pytest.mark.skipif(
     torch_release() < (2, 13),
-    reason="torch to 2.10 at least stores the groups of a mesh elsewhere (torch_private.lend_group)",
+    reason="an older torch stores the groups of a mesh elsewhere (torch_private.lend_group)",
 )
 """A mesh of an earlier round is used again. With an older torch each round makes its own."""

@@ -104,12 +104,13 @@ vllm: .venv-vllm/.installed
 
 # The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
 # (some 13 GB where the index has CUDA builds only).
-TORCH_MATRIX ?= 2.7.* 2.*
+# The oldest, the oldest that trains sharded models over gloo, and the newest.
+TORCH_MATRIX ?= 2.7.* 2.9.* 2.*
 torch-matrix: $(foreach version,$(subst *,x,$(TORCH_MATRIX)),.torch/$(version))
 	for folder in $^; do \
 	    $$folder/bin/python -c 'import torch; print("torch", torch.__version__)' && \
 	    $$folder/bin/python -m pytest -q tests/malletrain/training/test_torch_private.py \
-	        tests/malletrain/training/test_sharded_snapshot.py \
+	        tests/malletrain/training/test_sharded_gradients.py tests/malletrain/training/test_sharded_snapshot.py \
 	        tests/malletrain/launch tests/malletrain/elastic || exit 1; \
 	done
 

@@ -21,6 +21,7 @@ from malletrain.client.errors import UNAUTHENTICATED, ClientError
 from malletrain.client.exchange import BROKEN, TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import messages
+from malletrain.protocol.open_sockets import OpenSockets
 from malletrain.waits import time_limit
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class AsyncConnection:
         self.address = address
         self.timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
-        self._open = exchange.OpenSockets(self, self._context)
+        self._open = OpenSockets(self, self._context)
         self._socket: zmq.asyncio.Socket | None = None
         self._monitor: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []

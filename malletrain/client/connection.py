@@ -21,6 +21,7 @@ from malletrain.client.errors import UNAUTHENTICATED, ClientError
 from malletrain.client.exchange import BROKEN, TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import messages
+from malletrain.protocol.open_sockets import OpenSockets
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -47,7 +48,7 @@ class Channel:
         self.address = address
         self.timeout_s = timeout_s
         self._context = zmq.Context()
-        self._open = exchange.OpenSockets(self, self._context)
+        self._open = OpenSockets(self, self._context)
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._is_up = False

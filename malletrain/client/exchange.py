@@ -1,5 +1,5 @@
-"""Common parts of both kinds of connection: the setup of the socket, its handshake and its end, the
-frames of a request, and the decoding of an answer.
+"""Common parts of both kinds of connection: the setup of the socket, its handshake, the frames of a
+request, and the decoding of an answer.
 
 Waits for nothing: :mod:`malletrain.client.connection` blocks, :mod:`malletrain.client.aio` does
 not.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import uuid
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -61,47 +60,6 @@ def set_up(socket: S, at: Address) -> S:
             f"The daemon's address {at.endpoint} or its key cannot be used ({why}).{at.hint}"
         ) from None
     return monitor
-
-
-class OpenSockets:
-    """The open sockets of a connection. They are closed with their context by :meth:`close`, or
-    when the connection is garbage: the context waits for ever for sockets that the collector finds
-    together with it, because it refers to them weakly.
-
-    Args:
-        owner: the connection.
-        context: the context of its sockets.
-    """
-
-    def __init__(self, owner: object, context: zmq.Context[Any]) -> None:
-        self._sockets: list[zmq.Socket[Any]] = []
-        # It refers to the sockets, so that they are no garbage before it has closed them.
-        self._finalizer = weakref.finalize(owner, _end, context, self._sockets)
-        self._finalizer.atexit = False
-
-    def add(self, socket: zmq.Socket[Any]) -> None:
-        """Note a socket that is open from now on."""
-        self._sockets.append(socket)
-
-    def disconnect(self) -> None:
-        """Close the sockets. The context can open others."""
-        _close(self._sockets)
-
-    def close(self) -> None:
-        """Close the sockets and their context, once."""
-        self._finalizer()
-
-
-def _close(sockets: list[zmq.Socket[Any]]) -> None:
-    while sockets:
-        socket = sockets.pop(0)  # each before its monitor
-        socket.disable_monitor()
-        socket.close(linger=0)
-
-
-def _end(context: zmq.Context[Any], sockets: list[zmq.Socket[Any]]) -> None:
-    _close(sockets)
-    context.destroy(linger=0)
 
 
 class Handshake:

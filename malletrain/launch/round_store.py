@@ -34,6 +34,7 @@ from malletrain.protocol.host_listener import HostListener
 from malletrain.protocol.job_keys import ZAP
 from malletrain.protocol.job_keys import RoundKeys as RoundKeys
 from malletrain.protocol.job_keys import job_secret as job_secret
+from malletrain.protocol.open_sockets import OpenSockets
 
 _READ_BYTES = 1 << 18
 _MAX_FRAME_BYTES = 2 * _READ_BYTES
@@ -127,6 +128,7 @@ class _Relay:
         self.local_port = listener.port
         """Loopback port at which processes of this user on this host reach the store."""
         self._context = zmq.Context()
+        self._open = OpenSockets(self, self._context)
         self._poller = zmq.Poller()
         self._handlers: dict[Any, Callable[[int], None]] = {}
         self._ends: set[_End] = set()
@@ -183,7 +185,7 @@ class _Relay:
                 end.close()
             self._close_sockets()
             os.close(self._stop)
-            self._context.destroy(linger=0)
+            self._open.close()
 
     def _timeout_ms(self) -> int | None:
         """Return the maximum time until the next turn, ms; None for no limit."""
@@ -251,9 +253,11 @@ class ServingRelay(_Relay):
         self._newest: dict[bytes, bytes] = {}
         """Peer → number of the stream that it began last; numbers rise."""
         zap = self._context.socket(zmq.REP)
+        self._open.add(zap)
         zap.bind(ZAP)
         self._zap = zap
         router = self._router = self._context.socket(zmq.ROUTER)
+        self._open.add(router)
         keys.serve(router, b"store")
         router.sndhwm = router.rcvhwm = 0  # no limit: the queued data is that of the user's own job
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -367,6 +371,7 @@ class CallingRelay(_Relay):
         self.trouble = "it does not answer"
         """Reason why there is no connection yet."""
         dealer = self._dealer = self._context.socket(zmq.DEALER)
+        self._open.add(dealer)
         keys.call(dealer)
         dealer.sndhwm = dealer.rcvhwm = 0
         dealer.maxmsgsize = _MAX_FRAME_BYTES
@@ -374,6 +379,7 @@ class CallingRelay(_Relay):
         dealer.reconnect_ivl = _RETRY_MS
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self._monitor = dealer.get_monitor_socket()
+        self._open.add(self._monitor)
         self.watch(self._monitor, self._on_event)
         self.watch(dealer, self._receive)
         try:
@@ -420,7 +426,6 @@ class CallingRelay(_Relay):
     def _close_sockets(self) -> None:
         self.connected, self.over = False, True
         self._writable_end.close()
-        self._dealer.disable_monitor()
 
 
 TIMEOUT = timedelta(seconds=300)

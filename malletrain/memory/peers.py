@@ -25,6 +25,7 @@ from malletrain.memory.keeper_messages import (
     keys,
     remove_queue_limits,
 )
+from malletrain.protocol.open_sockets import OpenSockets
 
 SILENCE_S = 20.0
 """Time without a message, seconds, after which a node counts as lost."""
@@ -52,8 +53,10 @@ class RemoteKeeper:
     def __init__(self, address: str, secret: bytes, job: str, silence_s: float = SILENCE_S) -> None:
         self.address = address
         self._silence_s = silence_s
-        self._context = zmq.Context()
-        dealer = self._dealer = self._context.socket(zmq.DEALER)
+        context: zmq.Context[Any] = zmq.Context()
+        self._open = OpenSockets(self, context)
+        dealer = self._dealer = context.socket(zmq.DEALER)
+        self._open.add(dealer)
         keys(secret, job).call(dealer)
         remove_queue_limits(dealer)
         dealer.ipv6 = address.startswith("[")
@@ -61,25 +64,21 @@ class RemoteKeeper:
         self._monitor: Any = dealer.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         )
+        self._open.add(self._monitor)
         self._poller = zmq.Poller()
         self._poller.register(dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         try:
             dealer.connect(f"tcp://{address}")
         except zmq.ZMQError as error:
-            self._close()
+            self._open.close()
             raise PeerError(f"{address} is no address of a node: {error.strerror}.") from error
 
     def __enter__(self) -> RemoteKeeper:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._dealer.disable_monitor()
-        self._monitor.close(0)
-        self._context.destroy(linger=0)
+        self._open.close()
 
     def fetch(self, name: str, pieces: Iterable[tuple[int, int]], put: Put) -> int:
         """Fetch parts of a file.

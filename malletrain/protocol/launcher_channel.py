@@ -174,7 +174,9 @@ class LauncherEnd:
         return messages
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket. A second call does nothing."""
+        if self._socket.closed:
+            return
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()

@@ -133,11 +133,7 @@ def _is_dtensor(value: Any) -> bool:
 
 
 def is_sharded(objects: Mapping[str, Any]) -> bool:
-    """Return whether a module or optimizer among ``objects`` has sharded parameters.
-
-    Raises:
-        SnapshotError: it has, and this torch is too old for them.
-    """
+    """Return whether a module or optimizer among ``objects`` has sharded parameters."""
     for value in map(unwrapped, objects.values()):
         parameters: Any = ()
         if callable(getattr(value, "parameters", None)):
@@ -145,20 +141,23 @@ def is_sharded(objects: Mapping[str, Any]) -> bool:
         elif isinstance(getattr(value, "param_groups", None), list):
             parameters = (p for group in value.param_groups for p in group["params"])
         if any(_is_dtensor(parameter) for parameter in parameters):
-            _require_torch()
             return True
     return False
 
 
-def _require_torch() -> None:
-    import torch
-    import torch.distributed.tensor
+def check_gradients(objects: Mapping[str, Any]) -> None:
+    """Check that the installed torch computes the gradients of sharded modules among ``objects``
+    as it should.
 
-    if not hasattr(torch.distributed.tensor, "DTensor"):
-        raise SnapshotError(
-            f"Snapshots of sharded models need torch 2.5 or newer; this is {torch.__version__}. "
-            "Install a newer one, or train without fully_shard."
-        )
+    Raises:
+        SnapshotError: it does not, over the backend of their process groups.
+    """
+    from malletrain.training.torch_private import wrong_gradients
+
+    for name, value in objects.items():
+        module = unwrapped(value)
+        if callable(getattr(module, "modules", None)) and (problem := wrong_gradients(module)):
+            raise SnapshotError(f"Snapshot: {name}: {problem}")
 
 
 # --- taking apart ---

@@ -46,7 +46,7 @@ from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import LoopRates, Schedulers
-from malletrain.training.sharded_state import is_sharded
+from malletrain.training.sharded_state import check_gradients, is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.snapshot_pace import Pace
@@ -386,7 +386,8 @@ class Snapshot:
 
     def step(self) -> None:
         """End a training step. Call it on every rank, after ``advance()`` and ``report()``. It
-        takes less than 1 µs if nothing is due, and raises only what :meth:`save` raises.
+        takes less than 1 µs if nothing is due, and raises only what :meth:`save` raises, and at the
+        first step SnapshotError if this torch computes wrong gradients for a sharded model.
 
         A snapshot that is due is taken when the loop requests its next batch from a DataLoader, so
         that a ``break`` between the two ends the epoch in every run; in other loops at once
@@ -489,6 +490,7 @@ class Snapshot:
         if self._flags is not None and rank_and_world()[0] != 0:
             self._flush = drain.StepFlush()
         if is_sharded(self._objects):
+            check_gradients(self._objects)
             self._agreement = Agreement(self._all_ranks().group)
 
     def _step_together(self, agreement: Agreement) -> None:

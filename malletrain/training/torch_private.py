@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -228,6 +228,80 @@ def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
     for name in ("pre", "post"):
         if hasattr(twin, f"_optimizer_step_{name}_hooks"):
             setattr(twin, f"_optimizer_step_{name}_hooks", {})
+
+
+# --- gradients of sharded models (malletrain.training.sharded_state) ---
+
+
+def wrong_gradients(module: torch.nn.Module) -> str:
+    """Return a sentence if ``fully_shard`` adds up the gradients of the ranks where it averages
+    them elsewhere, and what to do; empty if the gradients are right.
+
+    ``fully_shard`` requests an average from the backend of the process group. Before torch 2.9 the
+    reduce_scatter of gloo adds up, whatever is requested (pytorch/pytorch#162338). In torch 2.8 a
+    script can make ``fully_shard`` request sums, and divide them itself.
+    """
+    if torch_release() >= (2, 10) or not any(map(_averages_over_gloo, module.modules())):
+        return ""
+    if not gloo_ignores_operations():  # builds of 2.9 from before its release differ
+        return ""
+    force = "set_force_sum_reduction_for_comms"
+    has_force = hasattr(import_module("torch.distributed.fsdp").FSDPModule, force)
+    otherwise = f", or call {force}(True) on every module that fully_shard was applied to"
+    return (
+        "the gradients of the model would be wrong: it is sharded by fully_shard over gloo, and "
+        f"there torch {torch.__version__} adds up the gradients of the ranks instead of averaging "
+        f"them. Install torch 2.9 or newer{otherwise if has_force else ''}."
+    )
+
+
+def torch_release() -> tuple[int, int]:
+    """Return (major, minor) version of the installed torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _averages_over_gloo(part: torch.nn.Module) -> bool:
+    """Return whether ``fully_shard`` requests an average from gloo for the gradients of ``part``.
+    Float16 and float64 it divides itself. Names as in torch 2.7 to 2.9.
+    """
+    state = getattr(part, "_get_fsdp_state", None)
+    group = getattr(state(), "_fsdp_param_group", None) if state is not None else None
+    ranks = getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
+    if group is None or ranks is None or ranks.size() == 1:
+        return False
+    if (
+        getattr(group, "force_sum_reduction_for_comms", False)
+        or getattr(group, "gradient_divide_factor", None) == 1  # the script wants the sum
+        or getattr(group, "reduce_scatter_reduce_op", None) is not None  # the script chose (2.7)
+    ):
+        return False
+    policy = group.mp_policy
+    dtypes = {
+        policy.reduce_dtype or policy.param_dtype or parameter.sharded_param.dtype
+        for parameter in group.fsdp_params
+        if parameter.sharded_param.requires_grad
+    }
+    if not dtypes & {torch.float32, torch.bfloat16}:
+        return False
+    backend = ranks._get_backend(group.device)  # noqa: SLF001 (there is no public way)
+    backend = getattr(backend, "wrapped_pg", backend)  # with TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return isinstance(backend, getattr(dist, "ProcessGroupGloo", ()))
+
+
+@cache
+def gloo_ignores_operations() -> bool:
+    """Return whether the reduce_scatter of gloo adds up, whatever operation is requested: then it
+    accepts one that floats do not have. No other rank takes part.
+    """
+    gloo: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
+    options: Any = dist.ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.BAND
+    try:
+        gloo._reduce_scatter_base(torch.zeros(1), torch.zeros(1), options).wait()  # noqa: SLF001
+    except RuntimeError:
+        return False
+    return True
 
 
 # --- attributes of modules (malletrain.training.module_attributes) ---

@@ -16,6 +16,7 @@ from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.module_modes import named_parameters
 from malletrain.training import rng
 from malletrain.training.objects import plain_name
+from malletrain.training.torch_private import wrong_gradients
 
 Build = Callable[[], torch.nn.Module]
 Parallelize = Callable[[torch.nn.Module, Any], Any]
@@ -56,8 +57,13 @@ class ShardedModel(torch.nn.Module):
             return self._build()
 
     def sharded(self, mesh: Any) -> torch.nn.Module:
-        """Return a module for ``mesh``, with memory and undefined values. Raises ElasticError."""
-        return self.without_memory(mesh).to_empty(device=self._device)
+        """Return a module for ``mesh``, with memory and undefined values. Raises ElasticError, also
+        if this torch computes wrong gradients for it.
+        """
+        module = self.without_memory(mesh)
+        if problem := wrong_gradients(module):
+            raise ElasticError(f"elastic.Run: {problem}")
+        return module.to_empty(device=self._device)
 
     def without_memory(self, mesh: Any) -> torch.nn.Module:
         """Return a module for ``mesh``, on ``meta``. Raises ElasticError."""

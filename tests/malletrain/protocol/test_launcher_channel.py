@@ -88,3 +88,9 @@ def test_messages_pass_and_the_end_of_the_agent_is_noticed(tmp_path):
     finally:
         end.close()
         router.close(0)
+
+
+def test_an_end_that_is_closed_twice(tmp_path):
+    end = LauncherEnd(f"ipc://{tmp_path}/none.sock")
+    end.close()
+    end.close()

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 import malletrain
 from malletrain import Snapshot, SnapshotError
 from malletrain.protocol.worker_channel import DrainDone, SnapshotTaken
-from malletrain.training import report, shard_files
+from malletrain.training import report, shard_files, torch_private
 from malletrain.training.shard_reader import RowReader
 from malletrain.training.side_group import Team
 from tests.malletrain.training.worker_side import FakeAgent
@@ -371,3 +371,40 @@ def saves_before_its_scheduler(path, lost_in=None):
             break
         scheduler.step()
     return began, scheduler.get_last_lr()[0]
+
+
+def gradient(dtype="float32", shards=2, force_sum=False, frozen=False):
+    """(the gradient of a weight whose gradient is 1 + rank, on average 1.5 over two ranks, what
+    MalleTrain says of the model). None for a gradient if torch raises.
+    """
+    model = nn.Linear(1, 3, bias=False, dtype=getattr(torch, dtype))
+    model.weight.requires_grad_(not frozen)
+    mesh = (
+        mesh_of("fsdp")
+        if shards == 2
+        else init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+    )
+    fully_shard(model, mesh=mesh)
+    if force_sum:
+        model.set_force_sum_reduction_for_comms(True)
+    says = torch_private.wrong_gradients(model)
+    inputs = torch.ones(1, 1, dtype=getattr(torch, dtype)) * (1 + dist.get_rank())
+    try:
+        answer = model(inputs).sum()
+        if frozen:
+            return None, says
+        answer.backward()
+    except RuntimeError:  # torch 2.7 averages over no replicas on CPUs
+        return None, says
+    return float(model.weight.grad.full_tensor()[0, 0]), says
+
+
+def steps_of_a_sharded_model(path):
+    """What the first step of a snapshot raises."""
+    training = Training(path)
+    training.snapshot.restore()
+    try:
+        training.train(1)
+    except SnapshotError as error:
+        return str(error)
+    return ""

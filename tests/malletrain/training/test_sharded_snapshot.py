@@ -11,8 +11,9 @@ from malletrain.training import snapshot_file
 from malletrain.training.export import read_weights
 from tests.malletrain.training.many_ranks import Ranks
 from tests.malletrain.training.test_snapshot_file import small_disk
+from tests.torch_versions import trains_shards
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, trains_shards]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,9 @@ from malletrain.elastic.sharded.assignment import StatePart, overlap
 from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.test_run import change_at, losses, records, seen
+from tests.torch_versions import trains_shards
+
+pytestmark = trains_shards
 
 
 def ends(folder: Path) -> list[dict]:

@@ -28,6 +28,7 @@ from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import change_at, records
+from tests.torch_versions import reuses_meshes, trains_shards
 from tests.waiting import until
 
 
@@ -60,6 +61,7 @@ def meshes(folder: Path, pid: int) -> list[list[int]]:
 OPTIONS = {"samples": 120, "gates": [5]}
 
 
+@trains_shards
 def test_a_newcomer_rehearses_before_the_others_stop(tmp_path):
     """Alone before it is ready, at its place before the round begins, and then in the round."""
     with conducted(tmp_path, noted, str(tmp_path), OPTIONS) as c:
@@ -81,6 +83,7 @@ def test_a_newcomer_rehearses_before_the_others_stop(tmp_path):
     counts_as_if_undisturbed(tmp_path, OPTIONS)
 
 
+@trains_shards
 def test_a_rehearsal_that_raises_costs_nothing_but_a_notice(tmp_path):
     with conducted(tmp_path, noted, str(tmp_path), OPTIONS) as c:
         members, new = c.start(1), c.start(1, "raises")
@@ -97,6 +100,7 @@ def test_a_rehearsal_that_raises_costs_nothing_but_a_notice(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["dies", "dies at its place"])
+@trains_shards
 def test_a_newcomer_that_dies_in_its_rehearsal_costs_the_others_nothing(tmp_path, how):
     """They do not stop for it: no step is given up or done again."""
     with conducted(tmp_path, noted, str(tmp_path), OPTIONS) as c:
@@ -125,7 +129,13 @@ def training_of(**options: Any) -> ShardedTraining:
     return sharded_training(shards, objects, torch.device("cpu"), None, 60.0, None)
 
 
-@pytest.mark.parametrize("over", ["all", "node"])
+@pytest.mark.parametrize(
+    "over",
+    [
+        pytest.param("all", marks=reuses_meshes),
+        pytest.param("node", marks=trains_shards),  # gloo of torch 2.7 averages over no replicas
+    ],
+)
 def test_a_rehearsal_leaves_nothing_behind(capsys, over):
     training, called = training_of(over=over), []
     optimizer = training.optimizer
@@ -146,6 +156,7 @@ def test_a_rehearsal_leaves_nothing_behind(capsys, over):
     assert capsys.readouterr().err == ""
 
 
+@reuses_meshes
 def test_a_mesh_comes_again_with_the_group_of_the_new_round():
     mesh_cache, before = MeshCache("cpu", is_hsdp=False), None
     for generation in (1, 2):

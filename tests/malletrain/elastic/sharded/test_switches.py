@@ -20,6 +20,7 @@ from tests.malletrain.elastic.scripts import data
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.sharded.test_live import that_count
 from tests.malletrain.elastic.test_run import change_at, records
+from tests.torch_versions import trains_shards
 
 OPTIONS: dict[str, Any] = {"samples": 240, "gates": [8]}
 THAWS, EVALUATES = 3, 5
@@ -108,6 +109,7 @@ def alone() -> list[float]:
     return losses
 
 
+@trains_shards
 def test_they_are_carried_over_growth_and_a_loss(tmp_path):
     with conducted(tmp_path, train, str(tmp_path), 3) as c:
         members, new = c.start(2), c.start(1)

@@ -17,6 +17,7 @@ from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import change_at, records
+from tests.torch_versions import trains_shards
 
 
 class Layer(torch.nn.Module):
@@ -66,6 +67,7 @@ def train(folder: str, options: dict[str, Any]) -> None:
     "every",
     [pytest.param(3, id="copies"), pytest.param(0, id="snapshot", marks=pytest.mark.thorough)],
 )
+@trains_shards
 def test_a_wrapped_model_grows_and_goes_on_after_a_loss(tmp_path, monkeypatch, every):
     options = {
         "samples": 240,

@@ -1,0 +1,78 @@
+"""Objects with a ZeroMQ context of their own, in a reference cycle: a process that forgets them
+goes on. It would wait for ever for sockets that the collector finds together with their context.
+"""
+
+import errno
+import gc
+import subprocess
+import sys
+
+import pytest
+import zmq
+
+from malletrain.launch import round_store
+from malletrain.memory.peers import RemoteKeeper
+from malletrain.protocol.job_keys import RoundKeys
+from tests.waiting import PATIENCE_S
+
+KEYS = RoundKeys(b"s" * 32, "j1/1")
+
+
+def no_descriptor(*_):
+    raise zmq.ZMQError(errno.EMFILE)
+
+
+def forgotten_keeper():
+    keeper = RemoteKeeper("127.0.0.1:1", b"s" * 32, "j1")
+    keeper.itself = keeper
+
+
+def keeper_that_is_none():
+    zmq.Socket.get_monitor_socket = no_descriptor
+    RemoteKeeper("127.0.0.1:1", b"s" * 32, "j1")
+
+
+def serving_relay_that_is_none():
+    round_store.HostListener = no_descriptor
+    round_store.ServingRelay(round_store.listener_pair(), KEYS, "127.0.0.1")
+
+
+def calling_relay_that_is_none():
+    zmq.Socket.get_monitor_socket = no_descriptor
+    round_store.CallingRelay(KEYS, "127.0.0.1", 1)
+
+
+USES = {
+    use.__name__: use
+    for use in (
+        forgotten_keeper,
+        keeper_that_is_none,
+        serving_relay_that_is_none,
+        calling_relay_that_is_none,
+    )
+}
+
+
+def open_sockets():
+    return sum(issubclass(type(o), zmq.Socket) and not o.closed for o in gc.get_objects())
+
+
+def forget(name):
+    gc.disable()
+    try:
+        USES[name]()
+    except zmq.ZMQError as error:
+        error.itself = error
+    assert open_sockets() > 0
+    gc.collect()
+    assert open_sockets() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", USES)
+def test_what_nobody_closes_is_collected(name):
+    subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import forget; forget({name!r})"],
+        check=True,
+        timeout=PATIENCE_S,
+    )

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -41,12 +42,18 @@ def _code() -> bytes:
     return digest.digest()
 
 
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
 def code_of(script: Script) -> str:
     """A digest of the code that decides how the cases of ``script`` end."""
     digest = hashlib.sha256(_code() + repr(script).encode())
     digest.update((_ROOT / (script.module.replace(".", "/") + ".py")).read_bytes())
     for package in script.needs.split():
-        digest.update(importlib.metadata.version(package).encode())
+        for distribution in _distributions().get(package, ()):
+            digest.update(importlib.metadata.version(distribution).encode())
     return digest.hexdigest()[:16]
 
 

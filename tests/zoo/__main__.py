@@ -71,8 +71,8 @@ def main() -> int:
     record = RecordFile(options.record) if options.record else None
     recorded = [(part, record.outcomes(part)) for part in parts] if record else []
     before = [(part, own) for part, own in recorded if own is not None]
-    left = [part for part in parts if part not in dict(before)]
-    for part, own in chain(before, run_parts(left, options.jobs, record.add if record else None)):
+    due = [part for part in parts if part not in dict(before)]
+    for part, own in chain(before, run_parts(due, options.jobs, record.add if record else None)):
         outcomes[part.script, part.change] = own
         for outcome in own:
             _show(outcome, reason(outcome))

@@ -81,10 +81,10 @@ class RecordFile:
 
     def outcomes(self, part: Part) -> list[Outcome] | None:
         """The recorded outcomes of ``part`` with the present code; None if there are none."""
-        found = self._recorded.get(tuple(_key(part))) if part.is_whole else None
-        if found is None:
+        recorded = self._recorded.get(tuple(_key(part))) if part.is_whole else None
+        if recorded is None:
             return None
-        return [Outcome(**{**one, "problems": tuple(one["problems"])}) for one in found]
+        return [Outcome(**{**one, "problems": tuple(one["problems"])}) for one in recorded]
 
 
 def _key(part: Part) -> list[str | bool]:

@@ -95,7 +95,7 @@ def _show(outcome: Outcome, failure_reason: str) -> None:
 def _table(outcomes: dict[tuple[str, str], list[Outcome]]) -> None:
     print("\nboundaries of each script and change:")
     print(f"{'script':<36} {'change':<14} {'passed':>6} {'failed':>6} {'refused':>7}")
-    refusals = {}
+    refusals: dict[str, str] = {}
     for (script, change), own in outcomes.items():
         failed = sum(outcome.boundaries for outcome in own if outcome.problems)
         refused = sum(

@@ -71,6 +71,8 @@ class CountedEpochs:
         self._begin_watchers: list[BeginWatcher] = []
         self._requests = self._advances_before = 0
         """Number of batches requested in this iteration, and of advances before it."""
+        self._stale = ""
+        """Why the batches of this iteration are not those of the position; empty if they are."""
         self._requesting_thread: int | None = None
         """Thread of the newest request; None if requests are not seen."""
         self.left_early = False
@@ -126,15 +128,29 @@ class CountedEpochs:
         """Begin an iteration over batches. ``seen``: whether :meth:`_request_batch` will be called
         for each of them.
         """
-        self._requests, self._advances_before = 0, self._advances
+        self._requests, self._advances_before, self._stale = 0, self._advances, ""
         self._requesting_thread = threading.get_ident() if seen else None
 
     def _request_batch(self) -> None:
-        """Note that the loop requests a batch."""
+        """Note that the loop requests a batch. Raises RuntimeError if it is of another position."""
+        if self._stale:
+            raise RuntimeError(self._stale)
         self._requests += 1
         self._requesting_thread = threading.get_ident()
         for watcher in self._watchers:
             watcher.batch_requested(self)
+
+    def _refuse_prefetched(self, begun: tuple[int, int], restored: tuple[int, int]) -> None:
+        """Refuse the next request in this iteration, whose workers have read batches ahead, if they
+        read from elsewhere. ``begun``, ``restored``: epoch and sample of the iteration's begin, and
+        of the state that was restored since.
+        """
+        if begun != restored:
+            self._stale = (
+                f"A state (epoch {restored[0]}, sample {restored[1]}) was restored after "
+                f"iter(loader), whose workers read from epoch {begun[0]}, sample {begun[1]}: their "
+                "batches do not belong to the state. Call iter(loader) after restore()."
+            )
 
     def _leave_batches(self) -> None:
         """Note that the iterator of the batches is freed. If all batches that it yielded are

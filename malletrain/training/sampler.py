@@ -563,6 +563,8 @@ class ElasticSampler(CountedEpochs):
         self._load_sizes(state)
         self._subset.load(state)
         self.set_position(int(state["epoch"]), int(state["position"]))
+        if self._batches_yielded and not self._requests:
+            self._refuse_prefetched(self._iteration_start, (self.epoch, self.position))
 
     def _load_sizes(self, state: Mapping[str, Any]) -> None:
         if self._script_size is None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
+from itertools import chain
+from pathlib import Path
 
 from tests.zoo.cases import CHANGES, Outcome
 from tests.zoo.catalogue import SCRIPTS
 from tests.zoo.known_failures import reason, resolved
 from tests.zoo.pool import Part, run_parts
+from tests.zoo.record import RecordFile
 
 
 def main() -> int:
@@ -28,6 +31,19 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th boundary")
     parser.add_argument("--first", type=int, default=0, help="number of the first one of these")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")
+    parser.add_argument(
+        "--each",
+        action="store_true",
+        help="also boundaries that are one with the boundary before, because the process does "
+        "nothing between them that another one notices",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append the outcomes of each script and change to FILE, and leave out those that it "
+        "has for the same code",
+    )
     parser.add_argument("--list", action="store_true", help="names of scripts, and nothing more")
     options = parser.parse_args()
     chosen = [
@@ -46,18 +62,22 @@ def main() -> int:
             continue
         for change in CHANGES[script.mode]:
             if not options.change or change in options.change:
-                narrowed = (options.boundary, options.every, options.first)
+                narrowed = (options.boundary, options.every, options.first, options.each)
                 parts.append(Part(script.name, change, *narrowed))
         if options.change == ["none"]:
             parts.append(Part(script.name, "", "", 1, 0))
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     surprises: list[str] = []
-    for part, own in run_parts(parts, options.jobs):
+    record = RecordFile(options.record) if options.record else None
+    recorded = [(part, record.outcomes(part)) for part in parts] if record else []
+    before = [(part, own) for part, own in recorded if own is not None]
+    due = [part for part in parts if part not in dict(before)]
+    for part, own in chain(before, run_parts(due, options.jobs, record.add if record else None)):
         outcomes[part.script, part.change] = own
         for outcome in own:
             _show(outcome, reason(outcome))
         print(f"{part.script} {part.change}: {len(own)} cases are over", flush=True)
-        surprises += resolved(own, not options.boundary and options.every == 1)
+        surprises += resolved(own, part.is_whole)
     _table({(part.script, part.change): outcomes[part.script, part.change] for part in parts})
     print("\n".join(surprises))
     failed = any(o.problems and not reason(o) for own in outcomes.values() for o in own)
@@ -73,12 +93,15 @@ def _show(outcome: Outcome, failure_reason: str) -> None:
 
 
 def _table(outcomes: dict[tuple[str, str], list[Outcome]]) -> None:
-    print(f"\n{'script':<36} {'change':<14} {'passed':>6} {'failed':>6} {'refused':>7}")
-    refusals = {}
+    print("\nboundaries of each script and change:")
+    print(f"{'script':<36} {'change':<14} {'passed':>6} {'failed':>6} {'refused':>7}")
+    refusals: dict[str, str] = {}
     for (script, change), own in outcomes.items():
-        failed = sum(bool(outcome.problems) for outcome in own)
-        refused = sum(bool(outcome.refusal) and not outcome.problems for outcome in own)
-        passed = len(own) - failed - refused
+        failed = sum(outcome.boundaries for outcome in own if outcome.problems)
+        refused = sum(
+            outcome.boundaries for outcome in own if outcome.refusal and not outcome.problems
+        )
+        passed = sum(outcome.boundaries for outcome in own) - failed - refused
         print(f"{script:<36} {change or 'none':<14} {passed:>6} {failed:>6} {refused:>7}")
         refusals.update(
             (script, outcome.refusal) for outcome in own if outcome.refusal and not outcome.problems

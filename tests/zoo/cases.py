@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.zoo import live, restart
 from tests.zoo.compare import Run, differences, in_the_hands_of
+from tests.zoo.quiet import groups
 from tests.zoo.rounds import Change, RunFailed
 
 FOLDER = "tests.zoo.scripts"
@@ -68,6 +69,8 @@ class Outcome:
     """The sentence with which the script was refused before it trained; a problem, too, where it
     is not the expected one.
     """
+    boundaries: int = 1
+    """Boundaries of which it is the case: those after the named one that are one with it."""
 
 
 def boundary_names(run: Run, actor: int) -> list[str]:
@@ -98,6 +101,7 @@ class Zoo:
             "live": live.LiveDriver(root / "live"),
         }
         self._undisturbed: dict[tuple[str, int], Run] = {}
+        self._watched: dict[tuple[str, int, int], Run | None] = {}
 
     def undisturbed(self, script: Script, worlds: Collection[int] = WORLDS) -> dict[int, Run]:
         """Runs of the script without a change, by world size.
@@ -123,7 +127,13 @@ class Zoo:
         return Outcome(script.name, "", "", -1, tuple(problems))
 
     def outcomes(
-        self, script: Script, change: str, boundary: str = "", every: int = 1, first: int = 0
+        self,
+        script: Script,
+        change: str,
+        boundary: str = "",
+        every: int = 1,
+        first: int = 0,
+        each: bool = False,
     ) -> Iterator[Outcome]:
         """A run of the script for each boundary at which ``change`` may be made.
 
@@ -133,6 +143,8 @@ class Zoo:
             boundary: only those whose name contains it.
             every: only each so-many-th.
             first: number of the first one of these.
+            each: also boundaries that are one with the boundary before (:mod:`tests.zoo.quiet`).
+                They are left out only if ``boundary`` is empty.
         """
         try:
             runs = self.undisturbed(script)
@@ -150,9 +162,29 @@ class Zoo:
             return
         made = CHANGES[script.mode][change]
         names = boundary_names(runs[made.before], made.actor)
-        for point, name in enumerate(names):
-            if boundary in name and point % every == first % every:
-                yield self.outcome(script, runs, made, point, name)
+        quiet = frozenset() if boundary or each else self._quiet(script, made, names)
+        for number, together in enumerate(groups(names, quiet)):
+            point = together[0]
+            if boundary in names[point] and number % every == first % every:
+                outcome = self.outcome(script, runs, made, point, names[point])
+                yield replace(outcome, boundaries=len(together))
+
+    def _quiet(self, script: Script, change: Change, names: list[str]) -> frozenset[int]:
+        """Numbers of the boundaries that are one with the boundary before. None, where a run that
+        is watched does not have the boundaries ``names``.
+        """
+        key = (script.name, change.before, change.actor)
+        if key not in self._watched:
+            driver = self._drivers[script.mode]
+            try:
+                run = driver.undisturbed(script.target, change.before, change.actor)
+            except RunFailed:
+                run = None
+            self._watched[key] = run
+        watched = self._watched[key]
+        if watched is None or boundary_names(watched, change.actor) != names:
+            return frozenset()
+        return watched.quiet
 
     def one(self, script: Script, change: str, boundary: str) -> Outcome:
         """The case at one boundary, by its whole name.

@@ -40,6 +40,7 @@ _RESTART = {
         *("rebuilt_scheduler", "drawn", "two_loaders", "schedule_free", "contrast"),
         *("optimizers_in_list", "centered"),
     ),
+    "resumed_reports": ("tensor_rate", "cyclic", "spectral", "skipped_schedule"),
     "epoch_begins": (
         *("scheduled_first", "decayed_first", "epoch_sums", "teacher_first", "drawn_first"),
     ),
@@ -53,7 +54,7 @@ _RESTART = {
     ),
     "lightning_reports": (
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
-        *("monitored", "clipped"),
+        *("monitored", "clipped", "swapped"),
     ),
     "accelerate_loop": (
         "accelerate",
@@ -85,6 +86,7 @@ _LIVE = {
         *("scheduled_first_live", "decayed_first_live", "epoch_sums_live", "teacher_first_live"),
         "drawn_first_live",
     ),
+    "resumed_reports": ("tensor_rate_live", "cyclic_live", "spectral_live"),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
         "optimizers_in_list",

@@ -28,6 +28,8 @@ class Run:
     trace: Sequence[Record]
     files: dict[str, str] = field(default_factory=dict)
     """Text of each file of results, by name."""
+    quiet: frozenset[int] = frozenset()
+    """Points of the watched process that are one with the point before (:mod:`tests.zoo.quiet`)."""
 
 
 def differences(

@@ -21,7 +21,7 @@ from tests.malletrain.elastic.conductor import Conductor, Worker, conducted
 from tests.zoo.compare import Run
 from tests.zoo.rounds import HANG_S, MOST, STOP_GRACE_S, Change, RunFailed, log_ends, result_of
 from tests.zoo.trace import STEP, read
-from tests.zoo.worker import GO, REACHED, SETTLED, TRACE, run_script
+from tests.zoo.worker import GO, NONE, REACHED, SETTLED, TRACE, WATCHED, run_script
 
 CHANGES = {
     change.name: change
@@ -47,13 +47,13 @@ class LiveDriver:
         self.root = root
         self._number = 0
 
-    def undisturbed(self, main: str, world_size: int) -> Run:
-        """A run without a change.
+    def undisturbed(self, main: str, world_size: int, watched: int = -1) -> Run:
+        """A run without a change, in which the rank ``watched`` is watched.
 
         Raises:
             RunFailed: when a process ends with an error.
         """
-        return self._run(main, Change("none", world_size, world_size), -1)
+        return self._run(main, Change("none", world_size, world_size, actor=watched), WATCHED)
 
     def disturbed(self, main: str, change: Change, point: int) -> Run:
         """A run with a change at the actor's ``point``.
@@ -80,6 +80,8 @@ class LiveDriver:
         try:
             with conducted(sockets, *arguments, environment=environment) as conductor:
                 _Play(conductor, folder, sockets, change, point).play()
+        except AssertionError as late:  # the conductor's wait
+            raise RunFailed(str(late), True) from late
         finally:
             shutil.rmtree(sockets, ignore_errors=True)
         return result_of(folder)
@@ -97,11 +99,11 @@ class _Play:
         self.change = change
         self.deadline = time.monotonic() + HANG_S
         self.first = [
-            conductor.start(1, point if rank == change.actor else -1)[0]
+            conductor.start(1, point if rank == change.actor else NONE)[0]
             for rank in range(change.before)
         ]
         joins = point >= 0 and change.after > change.before
-        self.joiners = conductor.start(1, -1) if joins else []
+        self.joiners = conductor.start(1, NONE) if joins else []
         self.dead: list[Worker] = []
         """Workers that were killed on purpose."""
 
@@ -113,7 +115,7 @@ class _Play:
             self._until(lambda: self._over(rest))
             if self.change.is_loss and not any(worker.heard("running", 2) for worker in rest):
                 # The others were done, and the script is not done on the lost one: it begins anew.
-                rest = self.conductor.start(1, -1)
+                rest = self.conductor.start(1, NONE)
                 self.conductor.round(rest, wait=False)
                 self._until(lambda: self._over(rest))
             for worker in self.first:
@@ -131,7 +133,7 @@ class _Play:
             self._kill(lost)
             rest = self.conductor.lose(lost)
             if not rest:
-                rest = self.conductor.start(1, -1)
+                rest = self.conductor.start(1, NONE)
             self._go_on()
             self.conductor.round(rest, wait=False)
             return rest
@@ -187,7 +189,7 @@ class _Play:
         """Replace a worker that could not give up its step after a loss, as a launcher does."""
         self.dead.append(worker)
         rest = self.conductor.lose(worker)
-        workers[:] = [*rest, *self.conductor.start(1, -1)]
+        workers[:] = [*rest, *self.conductor.start(1, NONE)]
         self.conductor.round(workers, wait=False)
 
     def _until(self, condition: Callable[[], bool]) -> None:

@@ -1,11 +1,17 @@
-"""Runs cases of the zoo in several processes, each with a fork server of its own."""
+"""Runs cases of the zoo in several processes, each with a fork server of its own.
+
+The changes of one script run in one process, which has its undisturbed runs. Scripts that need the
+same packages have the same fork server, which imports no others: a process forks faster from a
+small one.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
@@ -26,27 +32,44 @@ class Part:
     boundary: str
     every: int
     first: int
+    each: bool = False
+    """Also boundaries that are one with the boundary before."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all boundaries."""
+        return not self.boundary and self.every == 1
 
 
-def run_parts(parts: list[Part], jobs: int) -> Iterator[tuple[Part, list[Outcome]]]:
-    """The outcomes of each part, as it ends.
+def run_parts(
+    parts: list[Part], jobs: int, ended: Callable[[Part, list[Outcome]], None] | None = None
+) -> Iterator[tuple[Part, list[Outcome]]]:
+    """The outcomes of each part, once all parts of its script have ended.
 
     Args:
         parts: of the scripts that can be run here.
         jobs: processes among which they are divided. A process runs a case at a time.
+        ended: called with the outcomes of a part when it ends, in one of the processes; None: no
+            function is called.
     """
-    modules = tuple(sorted({SCRIPTS[part.script].module for part in parts}))
-    with tempfile.TemporaryDirectory(prefix="zoo") as root:
-        pool = ProcessPoolExecutor(
-            jobs,
-            mp_context=multiprocessing.get_context("fork"),
-            initializer=die_with_parent,
-            initargs=(os.getpid(),),
-        )
-        with pool:
-            running = {pool.submit(_outcomes, part, root, modules): part for part in parts}
-            for ended in as_completed(running):
-                yield running[ended], ended.result()
+    by_needs: dict[str, dict[str, list[Part]]] = defaultdict(lambda: defaultdict(list))
+    for part in parts:
+        by_needs[SCRIPTS[part.script].needs][part.script].append(part)
+    for by_script in by_needs.values():
+        modules = tuple(sorted({SCRIPTS[name].module for name in by_script}))
+        with tempfile.TemporaryDirectory(prefix="zoo") as root:
+            pool = ProcessPoolExecutor(
+                jobs,
+                mp_context=multiprocessing.get_context("fork"),
+                initializer=die_with_parent,
+                initargs=(os.getpid(),),
+            )
+            with pool:
+                running = [
+                    pool.submit(_outcomes, own, root, modules, ended) for own in by_script.values()
+                ]
+                for script in as_completed(running):
+                    yield from script.result()
 
 
 @cache
@@ -57,7 +80,18 @@ def _zoo(root: str, modules: tuple[str, ...]) -> Zoo:
     return Zoo(Path(tempfile.mkdtemp(dir=root)))
 
 
-def _outcomes(part: Part, root: str, modules: tuple[str, ...]) -> list[Outcome]:
-    script = SCRIPTS[part.script]
-    cases = _zoo(root, modules).outcomes(script, part.change, part.boundary, part.every, part.first)
-    return list(cases)
+def _outcomes(
+    parts: list[Part],
+    root: str,
+    modules: tuple[str, ...],
+    ended: Callable[[Part, list[Outcome]], None] | None,
+) -> list[tuple[Part, list[Outcome]]]:
+    zoo = _zoo(root, modules)
+    done = []
+    for part in parts:
+        script = SCRIPTS[part.script]
+        cases = zoo.outcomes(script, part.change, part.boundary, part.every, part.first, part.each)
+        done.append((part, list(cases)))
+        if ended is not None:
+            ended(*done[-1])
+    return done

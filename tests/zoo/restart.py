@@ -31,7 +31,7 @@ from tests.zoo.compare import Run
 from tests.zoo.rounds import HANG_S, MOST, STOP_GRACE_S, Change, RunFailed, log_ends, result_of
 from tests.zoo.states import state_of
 from tests.zoo.trace import STEP, read
-from tests.zoo.worker import GO, REACHED, TRACE, files_of, run_script
+from tests.zoo.worker import GO, NONE, REACHED, TRACE, WATCHED, files_of, run_script
 
 _LOOK_S = 0.002
 
@@ -93,7 +93,7 @@ class _Round:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-            arguments = (main, str(folder), save_every_s, point if rank == actor else -1)
+            arguments = (main, str(folder), save_every_s, point if rank == actor else NONE)
             output = str(folder / f"round{number}-rank{rank}.log")
             process = CONTEXT.Process(
                 target=work, args=(run_script, environment, output, arguments), daemon=True
@@ -146,23 +146,33 @@ class _Round:
         shutil.rmtree(self._own, ignore_errors=True)
 
 
+def _shares_first_round(change: Change) -> bool:
+    """Return whether another change begins with the same round: drained, on as many ranks."""
+    begun = [(other.before, other.actor) for other in CHANGES.values() if not other.is_loss]
+    return not change.is_loss and begun.count((change.before, change.actor)) > 1
+
+
 class RestartDriver:
     """Runs scripts, one at a time, in folders below ``root``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._number = 0
+        self._first_rounds: dict[tuple[Any, ...], tuple[Path, Path]] = {}
+        """(script, ranks, point) → folder of a first round that was drained there, and a copy of
+        it, for another change that begins with the same round.
+        """
         self._second_rounds: dict[tuple[Any, ...], Run | RunFailed] = {}
         """(script, ranks, state) → the second round of that run."""
 
-    def undisturbed(self, main: str, world_size: int) -> Run:
-        """A run without a change.
+    def undisturbed(self, main: str, world_size: int, watched: int = -1) -> Run:
+        """A run without a change, in which the rank ``watched`` is watched.
 
         Raises:
             RunFailed: when a process ends with an error.
         """
         folder = self._folder()
-        self._round(main, folder, 1, world_size, (0, -1), 3600.0)
+        self._round(main, folder, 1, world_size, (watched, WATCHED), 3600.0)
         return result_of(folder)
 
     def disturbed(self, main: str, change: Change, point: int) -> Run:
@@ -171,11 +181,20 @@ class RestartDriver:
         Raises:
             RunFailed: when a process ends with an error.
         """
-        folder = self._folder()
         save_every_s = 0.0 if change.is_loss else 3600.0
-        gate = (change.actor, point)
-        if self._round(main, folder, 1, change.before, gate, save_every_s, change):
-            return result_of(folder)
+        begun = (main, change.before, point)
+        if not change.is_loss and begun in self._first_rounds:
+            folder, copy = self._first_rounds.pop(begun)
+            copy.rename(folder)  # files may have the path in them
+        else:
+            folder = self._folder()
+            gate = (change.actor, point)
+            if self._round(main, folder, 1, change.before, gate, save_every_s, change):
+                return result_of(folder)
+            if _shares_first_round(change):
+                copy = self._folder()
+                shutil.copytree(folder, copy, symlinks=True, dirs_exist_ok=True)
+                self._first_rounds[begun] = folder, copy
         key = (main, change.after, save_every_s, state_of(folder))
         first = read(folder / TRACE)
         if key not in self._second_rounds:
@@ -192,7 +211,7 @@ class RestartDriver:
         """Return the run of a script that begins anew in ``folder``."""
         before = len(read(folder / TRACE))
         try:
-            self._round(main, folder, 2, world_size, (0, -1), save_every_s)
+            self._round(main, folder, 2, world_size, (0, NONE), save_every_s)
         except RunFailed as error:
             return error
         return Run(read(folder / TRACE)[before:], files_of(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from tests.last_words import tail
 from tests.waiting import PATIENCE_S
 from tests.zoo.compare import Run
+from tests.zoo.quiet import QUIET
 from tests.zoo.trace import read
 from tests.zoo.worker import TRACE, files_of
 
@@ -53,6 +55,8 @@ def log_ends(folder: Path, lines: int = 3) -> str:
 
 def result_of(folder: Path) -> Run:
     """Return the records of a run in ``folder``, and remove the folder."""
-    result = Run(read(folder / TRACE), files_of(folder))
+    watched = folder / QUIET
+    quiet = json.loads(watched.read_text()) if watched.exists() else ()
+    result = Run(read(folder / TRACE), files_of(folder), frozenset(quiet))
     shutil.rmtree(folder)
     return result

@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ from malletrain.protocol import env
 from malletrain.training import report
 from tests import forked
 from tests.tracked import tracked
+from tests.zoo.quiet import Watch
 from tests.zoo.trace import Trace
 
 _PRELOADED = ("tests.zoo.scripts.parts", "tests.zoo.restart", "tests.zoo.live", "pytest")
 TRACE, REACHED, GO, TOLD = "trace.jsonl", "reached", "go", "told"
+NONE, WATCHED = -1, -2
+"""Instead of the number of a point: the process does not stop; it is watched
+(:mod:`tests.zoo.quiet`).
+"""
 SETTLED = "settled-{pid}"
 """Made by a process in live mode that has left its round and waits for the next one."""
 _LOOK_S = 0.001
@@ -104,10 +110,12 @@ class JobGate(Gate):
 
 
 def run_script(main: str, folder: str, save_every_s: float, number: int) -> None:
-    """Run ``module:function`` in ``folder``, where its trace is; stop at the point ``number``."""
+    """Run ``module:function`` in ``folder``, where its trace is; stop at the point ``number``, or
+    see :data:`NONE` and :data:`WATCHED`.
+    """
     home = Path(folder)
     multiprocessing.current_process().daemon = False  # a loader may have workers
-    _run(main, home, save_every_s, Gate(home, number))
+    _run(main, home, save_every_s, Watch(home) if number == WATCHED else Gate(home, number))
 
 
 def run_job(main: str, folder: str, save_every_s: float, number: int, actor: int) -> None:
@@ -116,11 +124,11 @@ def run_job(main: str, folder: str, save_every_s: float, number: int, actor: int
     _run(main, home, save_every_s, JobGate(home, number, actor))
 
 
-def _run(main: str, home: Path, save_every_s: float, gate: Gate) -> None:
+def _run(main: str, home: Path, save_every_s: float, at_point: Callable[[int], None]) -> None:
     os.chdir(home)
     module, _, name = main.partition(":")
     script = getattr(importlib.import_module(module), name)
-    trace = Trace(home / TRACE, save_every_s, gate)
+    trace = Trace(home / TRACE, save_every_s, at_point)
     trace.watch_updates()
     _note_settling(home)
     _note_epochs()

@@ -381,3 +381,39 @@ def test_of_several_samplers_the_one_in_the_loop_says_where_an_epoch_ends(tmp_pa
         assert saved == {"steps": 4 * epoch + 3, "tails": epoch}
         facts["tails"] += 1
     assert snapshot_file.read(str(path))["objects"]["facts"] == {"steps": 8, "tails": 2}
+
+
+def restored_after_iter(workers):
+    """A sampler, its loader, and an iterator that was made before a state was restored."""
+    sampler = malletrain.ElasticSampler(12, global_batch_size=4, shuffle=False)
+    loader = torch.utils.data.DataLoader(
+        range(12),
+        batch_sampler=sampler,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+    )
+    batches = iter(loader)
+    sampler.load_state_dict({**sampler.state_dict(), "position": 8})
+    return sampler, loader, batches
+
+
+def test_batches_that_workers_read_before_a_restore_are_refused():
+    _, loader, batches = restored_after_iter(1)
+    with pytest.raises(RuntimeError, match=r"Call iter\(loader\) after restore\(\)"):
+        next(batches)
+    assert [batch.tolist() for batch in loader] == [[8, 9, 10, 11]]
+
+
+def test_batches_that_nobody_read_before_a_restore_are_those_of_the_state():
+    _, _, batches = restored_after_iter(0)
+    assert [batch.tolist() for batch in batches] == [[8, 9, 10, 11]]
+
+
+def test_batches_that_workers_read_from_the_restored_position_are_trained_on():
+    sampler = malletrain.ElasticSampler(12, global_batch_size=4, shuffle=False)
+    loader = torch.utils.data.DataLoader(
+        range(12), batch_sampler=sampler, num_workers=1, multiprocessing_context="fork"
+    )
+    batches = iter(loader)
+    sampler.load_state_dict(sampler.state_dict())
+    assert next(batches).tolist() == [0, 1, 2, 3]

@@ -146,3 +146,44 @@ def clipped(trace: Trace) -> None:
     rates = pl.callbacks.LearningRateMonitor("step")
     logger = pl.loggers.CSVLogger("rows", version=0, flush_logs_every_n_steps=1)
     _fit(trace, WarmRestarts(trace), rates, gradient_clip_val=0.5, logger=logger)
+
+
+class Swapped(pl.Callback):
+    """The averaged weights take the model's place in a validation, until training goes on."""
+
+    def __init__(self) -> None:
+        self.average: dict[str, Any] = {}
+        self.own: dict[str, Any] = {}
+        self.step = 0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *more: Any) -> None:
+        if trainer.global_step == self.step:
+            return  # a micro-batch
+        self.step = trainer.global_step
+        for name, value in module.layers.state_dict().items():
+            before = self.average.get(name, value)
+            self.average[name] = 0.8 * before + 0.2 * value
+
+    def on_validation_epoch_start(self, trainer: Any, module: Any) -> None:
+        if not trainer.sanity_checking:
+            self.own = {k: v.clone() for k, v in module.layers.state_dict().items()}
+            module.layers.load_state_dict(self.average)
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        if self.own:
+            module.layers.load_state_dict(self.own)
+            self.own = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average, "own": self.own, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average, self.own, self.step = state["average"], state["own"], state["step"]
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self.on_train_epoch_start(trainer, module)
+
+
+def swapped(trace: Trace) -> None:
+    """Averages in the model's place from a validation to the next epoch (schnetpack#785)."""
+    _fit(trace, Validated(trace), Swapped())

@@ -38,10 +38,9 @@ _MODULES = frozenset(
         # These use the script's own objects alone. The functions that they call are seen, too.
         *("malletrain.elastic.same_on_all", "malletrain.elastic.state"),
         *("malletrain.elastic.trained_objects", "malletrain.elastic.training"),
-        "malletrain.training.averages",
-        *("malletrain.training.epoch_plan", "malletrain.training.loop_rates"),
-        *("malletrain.training.objects", "malletrain.training.optimizers"),
+        *("malletrain.training.epoch_plan", "malletrain.training.objects"),
         *("malletrain.training.sampler", "malletrain.training.schedulers"),
+        "malletrain.training.unsaved_objects",
     )
 )
 _FOLDERS = ("torch.optim.", "torch.nn.modules.", "torch.nn.utils.", "tests.zoo.scripts.")

@@ -2,9 +2,8 @@
 
 :func:`start_launcher` looks up what only the node knows: the container runtime, the GPUs, the
 location of the agent's own packages. :mod:`malletrain.agent.software` decides which paths a
-container sees and which variables are passed into it, :mod:`malletrain.agent.launch` the command
-and the environment of the launcher, and :mod:`malletrain.agent.software` the command line of the
-container runtime.
+container sees and which variables are passed into it, and the command line of the container
+runtime; :mod:`malletrain.agent.launch` the command and the environment of the launcher.
 """
 
 from __future__ import annotations

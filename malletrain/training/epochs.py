@@ -142,9 +142,10 @@ class CountedEpochs:
 
     def _refuse_prefetched(self, begun: tuple[int, int], restored: tuple[int, int]) -> None:
         """Refuse the next request in this iteration, whose workers have read batches ahead, if they
-        read from elsewhere. ``begun``, ``restored``: epoch and sample of the iteration's begin, and
-        of the state that was restored since.
+        read from elsewhere; no longer, if they read from there. ``begun``, ``restored``: epoch and
+        sample of the iteration's begin, and of the state that was restored since.
         """
+        self._stale = ""
         if begun != restored:
             self._stale = (
                 f"A state (epoch {restored[0]}, sample {restored[1]}) was restored after "

@@ -273,7 +273,7 @@ def _averages_over_gloo(part: torch.nn.Module) -> bool:
     if (
         getattr(group, "force_sum_reduction_for_comms", False)
         or getattr(group, "gradient_divide_factor", None) == 1  # the script wants the sum
-        or getattr(group, "reduce_scatter_reduce_op", None) is not None  # the script chose (2.7)
+        or getattr(group, "reduce_scatter_reduce_op", None) == dist.ReduceOp.SUM  # the same, 2.7
     ):
         return False
     policy = group.mp_policy

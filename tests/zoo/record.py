@@ -22,9 +22,9 @@ _CODE = (
     *("malletrain/*.py", "malletrain/elastic/**/*.py", "malletrain/integrations/*.py"),
     *("malletrain/launch/*.py", "malletrain/memory/*.py", "malletrain/protocol/*.py"),
     *("malletrain/training/**/*.py", "tests/*.py", "tests/malletrain/elastic/conductor.py"),
-    *("tests/zoo/[a-z]*.py", "tests/zoo/scripts/__init__.py", "tests/zoo/scripts/parts.py"),
+    *("tests/zoo/[a-z]*.py", "tests/zoo/scripts/*.py"),
 )
-"""What a case may run, besides the module of its script."""
+"""What a case may run. Scripts import one another."""
 _NEUTRAL = ("__main__.py", "catalogue.py", "known_failures.py", "pool.py", "record.py")
 """Files of the zoo on which no outcome depends."""
 
@@ -50,7 +50,6 @@ def _distributions() -> Mapping[str, list[str]]:
 def code_of(script: Script) -> str:
     """A digest of the code that decides how the cases of ``script`` end."""
     digest = hashlib.sha256(_code() + repr(script).encode())
-    digest.update((_ROOT / (script.module.replace(".", "/") + ".py")).read_bytes())
     for package in script.needs.split():
         for distribution in _distributions().get(package, ()):
             digest.update(importlib.metadata.version(distribution).encode())

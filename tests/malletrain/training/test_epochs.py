@@ -404,6 +404,12 @@ def test_batches_that_workers_read_before_a_restore_are_refused():
     assert [batch.tolist() for batch in loader] == [[8, 9, 10, 11]]
 
 
+def test_batches_that_workers_read_are_trained_on_when_their_position_is_restored_again():
+    sampler, _, batches = restored_after_iter(1)
+    sampler.load_state_dict({**sampler.state_dict(), "position": 0})
+    assert next(batches).tolist() == [0, 1, 2, 3]
+
+
 def test_batches_that_nobody_read_before_a_restore_are_those_of_the_state():
     _, _, batches = restored_after_iter(0)
     assert [batch.tolist() for batch in batches] == [[8, 9, 10, 11]]

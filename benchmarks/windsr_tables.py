@@ -45,7 +45,7 @@ def methods_table(rows: list[dict[str, Any]]) -> list[str]:
             exact = [row["constrained"][members] for row in own]
             cells = [spread([f["rmse"] for f in free], 3)]
             cells += [
-                spread([e[key] for e in exact], digits)
+                spread([e.get(key, math.nan) for e in exact], digits)
                 for key, digits in (("rmse", 3), ("mae", 3), ("psnr", 2), ("ssim", 3), ("crps", 3))
             ]
             lines.append([name, members, *cells])

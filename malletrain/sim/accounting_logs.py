@@ -9,7 +9,7 @@ import csv
 import math
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -154,18 +154,21 @@ def _sizes_in_turn(jobs: Mapping[_Run, LogJob]) -> dict[_Run, LogJob]:
     """Return the runs, each of a size of its job from when it was resized to that (``scontrol
     update NumNodes``). Entries of all sizes name the start of the job as theirs.
     """
-    first: dict[tuple[str, float], float] = {}
+    submits = defaultdict[tuple[str, float], list[float]](list)
     for run in jobs:
         if isinstance(run, tuple):
-            first[run[:2]] = min(first.get(run[:2], math.inf), run[2])
+            submits[run[:2]].append(run[2])
     result = {}
     for run, job in jobs.items():
-        if isinstance(run, tuple) and first[run[:2]] < run[2] and run[1] < run[2]:
-            after_s = run[2] - run[1]
-            if job.run_s is not None and job.run_s <= after_s:
+        if isinstance(run, tuple) and len(submits[run[:2]]) > 1:
+            _, start, submit = run
+            begin = start if submit == min(submits[run[:2]]) else max(start, submit)
+            # A log that was written before the job was resized does not know the end of a size.
+            later = (each for each in submits[run[:2]] if each > max(begin, submit))
+            end = min(later, default=None) if job.run_s is None else start + job.run_s
+            if end is not None and end <= begin:
                 continue
-            run_s = None if job.run_s is None else job.run_s - after_s
-            job = replace(job, start_s=run[2], run_s=run_s)
+            job = replace(job, start_s=begin, run_s=None if end is None else end - begin)
         result[run] = job
     return result
 
@@ -270,9 +273,9 @@ def _exists(text: str) -> bool:
     """
     try:
         when = datetime.fromisoformat(text)
-    except ValueError:
-        return True  # none at all, or seconds since the epoch
-    return datetime.fromtimestamp(when.timestamp(), when.tzinfo) == when
+        return datetime.fromtimestamp(when.timestamp(), when.tzinfo) == when
+    except (OverflowError, ValueError):
+        return True  # none at all, seconds since the epoch, or of a year that cannot be
 
 
 def _repeated(seconds: float) -> float:

@@ -48,6 +48,9 @@ unless the report names it.
 MIN_EMPTY_S = 3600.0
 """Minimum time without any job that the report names, seconds."""
 
+FIRST_YEAR = 1980
+"""No log is older. One that begins at 0, in 1970, has no dates."""
+
 
 @dataclass(frozen=True)
 class IdleBounds:
@@ -219,15 +222,25 @@ def _empty_sentences(
     if share <= MAX_MISSING_FRACTION:
         return []
     length, begin = max(empty)
-    when = f"{begin / 86400:.1f} days after the first submission"
-    if log.zero is not None:
-        when = f"{datetime.fromtimestamp(log.zero + begin):%Y-%m-%d %H:%M}"
     return [
         f"No job ran at all for {empty_s / 3600:,.1f} hours (times of an hour or more), with "
         f"{100 * share:.0f} % of the idle node-hours; the longest time is of {length / 3600:,.1f} "
-        f"hours, from {when}. If the machine was closed then, as for maintenance, fewer nodes were "
-        "idle (else choose a time by --from and --to)."
+        f"hours, from {_date(log, begin)}. If the machine was closed then, as for maintenance, "
+        "fewer nodes were idle (else choose a time by --from and --to)."
     ]
+
+
+def _date(log: JobLog, seconds: float) -> str:
+    """Return a time of a log as a date, or since its first submission if its dates are unknown.
+    Headers may state 0 for that, or a number in another unit.
+    """
+    try:
+        when = datetime.fromtimestamp(log.zero + seconds) if log.zero else None
+    except (OSError, OverflowError, ValueError):
+        when = None
+    if when is None or when.year < FIRST_YEAR:
+        return f"{seconds / 86400:.1f} days after the first submission"
+    return f"{when:%Y-%m-%d %H:%M}"
 
 
 def require_time(trace: Trace) -> None:

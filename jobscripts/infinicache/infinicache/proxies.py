@@ -90,9 +90,7 @@ class Proxies:
         self.number = -1
         """Number of the view of the members from which they were learned."""
         self._newest = -1
-        """The highest number of a view that an answer has named, since the members were last asked
-        and none knew as high a one: numbers begin anew if an older database is restored.
-        """
+        """The highest number of a view that an answer has named."""
         self._refreshed_for = -1
         """The value of ``_newest`` when the last refresh that succeeded began."""
         self._refreshing: asyncio.Task[None] | None = None
@@ -132,8 +130,6 @@ class Proxies:
             self._ring = Ring(len(head["proxies"]))
         self.addresses = head["proxies"]
         self.number = _number(head)
-        if self.number < self._newest:
-            self._newest = self.number
         self._members = head["members"]
         self.contacts = list(dict.fromkeys([*self._members, *self.contacts]))[:MAX_CONTACTS]
         return address
@@ -224,7 +220,7 @@ class Proxies:
             self.contacts = list(dict.fromkeys([address, *self.contacts]))[:MAX_CONTACTS]
 
     def _is_outdated(self) -> bool:
-        return self.number < self._newest and self._refreshed_for != self._newest
+        return self.number < self._newest and self._refreshed_for < self._newest
 
     async def refresh(self, wait: bool = False) -> None:
         """Learn the members again, if an answer has named a newer view since they were. What is

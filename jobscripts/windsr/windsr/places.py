@@ -38,6 +38,8 @@ the finer grid's spacing.
 log = logging.getLogger("windsr")
 RADIANS = ("radian", "radians", "rad")
 """Units of latitudes and longitudes, besides degrees."""
+MAX_RADIANS = (np.pi / 2 + 1e-6, 2 * np.pi + 1e-6)
+"""Maximum latitude and longitude in radians, with room for single precision."""
 LATITUDES, LONGITUDES = ("latitude", "lat", "XLAT"), ("longitude", "lon", "XLONG")
 Places = dict[str, NDArray[np.float64]]
 """The places of points. ``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m
@@ -77,11 +79,25 @@ def degrees_of(
     Raises:
         WindsrError: the place of the rotated pole is missing.
     """
-    lat = _degrees(dataset, variable, "north", LATITUDES)
-    lon = _degrees(dataset, variable, "east", LONGITUDES)
-    if lat is not None and lon is not None:
-        return lat, lon
-    return _rotated(dataset, variable)
+    lat = _stated(dataset, variable, "north", LATITUDES)
+    lon = _stated(dataset, variable, "east", LONGITUDES)
+    if lat is None or lon is None:
+        return _rotated(dataset, variable)
+    is_possible = all(
+        not is_in_radians or not (np.abs(values) > greatest).any()
+        for (values, is_in_radians), greatest in zip((lat, lon), MAX_RADIANS, strict=True)
+    )
+    if not is_possible:
+        log.warning(
+            "note: latitudes and longitudes of %s are taken to be in degrees: some are too great "
+            "for radians, which are their units by the file.",
+            variable.name,
+        )
+    north, east = (
+        np.degrees(values) if is_in_radians and is_possible else values
+        for values, is_in_radians in (lat, lon)
+    )
+    return north, east
 
 
 def _rotated(dataset: Any, variable: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
@@ -130,10 +146,12 @@ def unrotated(
     return np.degrees(np.arcsin(np.clip(sine, -1.0, 1.0))), (lon + 180.0) % 360.0 - 180.0
 
 
-def _degrees(
+def _stated(
     dataset: Any, variable: Any, direction: str, names: tuple[str, ...]
-) -> NDArray[np.float64] | None:
-    """Return latitudes or longitudes of a variable, [rows, columns]; None if they are not known."""
+) -> tuple[NDArray[np.float64], bool] | None:
+    """Return latitudes or longitudes of a variable as they are in the file, [rows, columns], and
+    whether their units are radians; None if they are not known.
+    """
     rows, columns = variable.dims[-2:]
     own = [c for c in variable.coords.values() if is_in_degrees(c.attrs, direction)]
     others = [dataset[name] for name in names if name in dataset]
@@ -145,8 +163,7 @@ def _degrees(
         values = np.asarray(
             degrees.broadcast_like(like).transpose(rows, columns).to_numpy(), dtype=np.float64
         )
-        is_in_radians = str(candidate.attrs.get("units", "")).strip().lower() in RADIANS
-        return np.degrees(values) if is_in_radians else values
+        return values, str(candidate.attrs.get("units", "")).strip().lower() in RADIANS
     return None
 
 

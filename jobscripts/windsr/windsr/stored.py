@@ -93,17 +93,21 @@ UNWRITTEN_SHARE = 0.001
 log = logging.getLogger("windsr")
 
 
-def _note_unwritten(variable: Any, file: str) -> None:
-    """Note if a packed variable has many values that may never have been written."""
+def _note_unwritten(variable: Any, values: NDArray[np.floating], file: str) -> None:
+    """Note if a packed variable has many values that may never have been written. ``values``: its
+    valid ones, NaN elsewhere.
+    """
     how = variable.encoding
     fill = UNWRITTEN.get(np.dtype(how.get("dtype", np.float64)).newbyteorder("="))
     scale, offset = _packing(how)
     is_named = any(key in how or key in variable.attrs for key in FILL_VALUES)
     if fill is None or is_named or (scale, offset) == (1.0, 0.0):
         return
-    value = fill * scale + offset
-    count = int((np.abs(variable.to_numpy() - value) < abs(scale) / 2).sum())
-    if count > UNWRITTEN_SHARE * variable.size:
+    value, opposite = (each * scale + offset for each in (fill, -fill))
+    if (np.abs(values - opposite) < abs(scale) / 2).any():
+        return  # packed by their range, as ncpdq does: it is the least (or the greatest) of them
+    count = int((np.abs(values - value) < abs(scale) / 2).sum())
+    if count > UNWRITTEN_SHARE * values.size:
         log.warning(
             "note: %s: %d values of %s are %d as they are stored, which NetCDF writes where "
             "nothing was written. The file names no fill value, so that they count as %.3g.",
@@ -119,9 +123,10 @@ def only_valid(dataset: Any, file: str) -> Any:
     for name, variable in dataset.data_vars.items():
         if variable.dtype.kind not in "fiu":
             continue
-        _note_unwritten(variable, file)
         low, high = valid_range(variable.attrs, variable.encoding)
+        valid = variable
         if np.isfinite(low) or np.isfinite(high):
             valid = variable.where((variable >= low) & (variable <= high))
             changed[name] = valid.assign_attrs(variable.attrs)
+        _note_unwritten(variable, valid.to_numpy(), file)
     return dataset.assign(changed)

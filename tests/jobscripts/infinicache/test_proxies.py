@@ -217,27 +217,6 @@ class PeersOfAView(SilentPeers):
         return {"proxies": ["a:1"], "members": members, "number": self.number}, b""
 
 
-def test_numbers_of_views_may_begin_anew():
-    """Such as if an older database is restored: newer views have lower numbers than before."""
-
-    async def work():
-        peers = PeersOfAView(100)
-        cache = Proxies(["a:1", "b:1", "c:1"], peers, TIMEOUT_S)
-        await cache.ask("key", "find")
-        peers.number = 5
-        for _ in range(2):
-            cache.addresses = []  # the proxy was lost
-            await cache.ask("key", "find")
-        assert peers.requests == ["a:1", "a:1", "b:1", "c:1", "a:1"]
-        peers.number = 6
-        await cache.ask("key", "find")
-        await cache.ask("key", "find")
-        assert peers.requests[5:] == ["a:1"]
-        assert cache.number == 6
-
-    asyncio.run(work())
-
-
 def test_a_view_that_no_member_knows_is_looked_for_once():
     """A member has named it in an answer and does not answer now."""
 

@@ -365,3 +365,17 @@ def test_latitudes_and_longitudes_may_be_in_radians(dims, units):
     lat, lon = degrees_of(file, file.wind_speed)
     np.testing.assert_allclose(lat, north)
     np.testing.assert_allclose(lon, east)
+
+
+@pytest.mark.parametrize("first", [(50.0, 5.0), (0.0, 25.0), (5.0, 0.0)])
+def test_degrees_are_no_radians_though_their_units_say_so(first, caplog):
+    """As if a file's values were converted, and its attributes were not. Near the equator, or
+    Greenwich, those of one direction alone could be radians.
+    """
+    north, east = first[0] + np.arange(ROWS) / 50, first[1] + np.arange(COLUMNS) / 30
+    units = {"units": "radian"}
+    file = made().assign_coords(lat=("y", north, units), lon=("x", east, units))
+    lat, lon = degrees_of(file, file.wind_speed)
+    np.testing.assert_array_equal(lat[:, 0], north)
+    np.testing.assert_array_equal(lon[0], east)
+    assert "are taken to be in degrees" in caplog.text

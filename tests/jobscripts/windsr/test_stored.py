@@ -67,6 +67,30 @@ def test_values_that_may_never_have_been_written_are_noted(tmp_path, caplog, row
     assert ("nothing was written" in caplog.text) == noted
 
 
+@pytest.mark.filterwarnings("ignore:saving variable wind_speed")  # it has no missing values
+def test_invalid_values_are_not_noted_as_values(tmp_path, caplog):
+    """They are missing, and what is cut off counts as nothing."""
+    speed = SPEED.copy()
+    speed[0, :2] = 17 - 32767 * 0.0005
+    how = {"dtype": "int16", "scale_factor": 0.0005, "add_offset": 17.0}
+    range_ = {"valid_min": np.int16(-32000)}
+    assert read(written(tmp_path, speed, range_, how)).wind.shape[1] == SPEED.shape[1] - 2
+    assert not caplog.messages
+
+
+@pytest.mark.filterwarnings("ignore:saving variable terrain")  # it has no missing values
+def test_the_least_of_values_packed_by_their_range_is_not_noted(tmp_path, caplog):
+    """As ncpdq packs them: the least is -32767, the greatest 32767. Here the former is the sea."""
+    ground = GROUND.copy()
+    ground[:3] = 0.0
+    scale, middle = ground.max() / 65534, ground.max() / 2
+    file = made(ground=ground)
+    how = {"dtype": "int16", "scale_factor": scale, "add_offset": middle}
+    file.to_netcdf(tmp_path / "wind.nc", engine="h5netcdf", encoding={"terrain": how})
+    assert (read(tmp_path / "wind.nc").terrain[:3] < 0.1).all()
+    assert not caplog.messages
+
+
 def test_heights_beyond_their_valid_range_are_none(tmp_path):
     ground = GROUND.copy()
     ground[5, 6] = -99.0

@@ -101,6 +101,15 @@ def test_times_without_any_job_are_named(names):
     assert not any("No job ran at all" in each for each in others.assumptions)
 
 
+@pytest.mark.parametrize("zero", [0.0, 7200.0, 1e14, 253402300799.0])
+def test_times_without_any_job_have_no_date_in_a_log_without_one(zero):
+    """Headers state 0 for it, or milliseconds."""
+    jobs = [LogJob(3600 * h, 3600 * h, 3000, 2) for h in (*range(24), *range(48, 72))]
+    idle = idle_nodes(replace(log(*jobs), zero=zero))
+    sentence = "hours, from 1.0 days after the first submission. If the machine was closed"
+    assert any(sentence in each for each in idle.assumptions)
+
+
 def test_jobs_whose_end_the_accounting_missed_are_named():
     """Slurm lists a runaway job as RUNNING with an unknown end, for ever."""
     usual = [LogJob(100.0 * k, 100.0 * k, 90.0, 1, ("a",)) for k in range(100)]

@@ -14,6 +14,7 @@ import pytest
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.observation import Observation
+from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.test_joblogs import write
 
 HEADER = "JobID|Submit|Start|End|State|NNodes|NodeList"
@@ -80,6 +81,30 @@ def test_a_job_that_is_resized_in_two_files_counts_once(tmp_path):
         (3600, 3600, 1),
         (7200, 7210, 4),
     ]
+
+
+def test_a_size_without_an_end_ends_with_the_next_one(tmp_path):
+    """The first file was written before the job was resized, and later ones do not list that size
+    again. The last size still runs.
+    """
+    header, first, second, third, _ = RESIZED.splitlines()
+    running = first.replace("2026-11-29T11:00:00|RESIZING", "Unknown|RUNNING")
+    last = third.replace("2026-11-29T14:00:10|CANCELLED by 0", "Unknown|RUNNING")
+    log = read_sacct(write(tmp_path, "\n".join([header, last, running, second]) + "\n"))
+    assert sorted((job.start_s, job.run_s, job.nodes) for job in log.jobs) == [
+        (10, 3590, 3),
+        (3600, 3600, 1),
+        (7200, None, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"), [("UTC", "0001-01-01T00:00:00"), ("Europe/Berlin", "9999-12-31T23:59:59")]
+)
+def test_a_time_of_an_impossible_year_is_refused_in_a_sentence(tmp_path, monkeypatch, name, moment):
+    text = f"{HEADER}\n1|{moment}|2026-11-02T10:00:10|2026-11-02T11:00:00|COMPLETED|1|n1\n"
+    with zone(monkeypatch, name), pytest.raises(WorkloadError, match=f"line 2: '{moment}' is no"):
+        read_sacct(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(

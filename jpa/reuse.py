@@ -89,7 +89,7 @@ class StoredCurve:
 
 
 def profile_key(
-    script_digest: bytes,
+    script: bytes,
     arguments: Sequence[str],
     node_class: str,
     nproc_per_node: int,
@@ -101,7 +101,7 @@ def profile_key(
     """Return the name under which a job's curve is stored: 32 hexadecimal digits.
 
     Args:
-        script_digest: SHA-256 of the content of the script, not of its path.
+        script: content of the script, not its path.
         arguments: the script's arguments. The order of options does not matter.
         node_class: class of the nodes.
         nproc_per_node: processes on each node.
@@ -114,7 +114,7 @@ def profile_key(
     else:
         content = [
             b"script",
-            script_digest,
+            hashlib.sha256(script).digest(),
             *(a.encode() for a in relevant_arguments(arguments, ignored)),
             *(b"software " + name.encode() for name in software),
         ]

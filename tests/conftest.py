@@ -40,6 +40,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # these processes and in those that they start, wait longer.
 os.environ[env.TIMEOUT] = f"{PATIENCE_S:g}"
 
+# Jobs have the umask of their submission. That of the developer is not part of what is tested.
+os.umask(0o022)
+
 register_profiles()
 # Hypothesis would also draw numbers and texts from the loaded modules of this project: other cases
 # in each worker and run.

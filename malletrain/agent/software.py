@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from malletrain.launch.entry import umask_of
+from malletrain.protocol.env import UMASK
 from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 
@@ -359,10 +361,19 @@ def python_command(spec: JobSpec, arguments: Sequence[str]) -> list[str]:
     """
     software = spec.software or SoftwareEnvironment()
     if spec.setup:
-        return ["bash", "-c", _SETUP % spec.setup, "bash", *arguments]
+        return ["bash", "-c", _SETUP % _setup_with_umask(spec), "bash", *arguments]
     if software.container:
         return [*arguments]
     return ["python" if software.venv or software.conda else spec.python, *arguments]
+
+
+def _setup_with_umask(spec: JobSpec) -> str:
+    """Return the job's setup, after the job's umask: a ``umask`` in the setup has the last word.
+    :mod:`malletrain.launch.entry` sets only one that was not set here.
+    """
+    mask = umask_of(spec.env)
+    own = "" if mask < 0 else f"umask {mask:04o}\nunset {UMASK}\n"
+    return f"{own}{spec.setup}"
 
 
 def owner_command(spec: JobSpec, command: Sequence[str]) -> list[str]:

@@ -98,7 +98,7 @@ def _apply_directives(command: click.Command, ctx: click.Context, script: str) -
 
     try:
         with open(Path(script).expanduser(), "rb") as file:
-            text = file.read(_MAX_SCRIPT_BYTES).decode("utf-8", "replace")
+            text = file.read(_MAX_SCRIPT_BYTES).decode("utf-8-sig", "replace")
     except OSError:
         return  # problems of the script itself are reported elsewhere
     apply_directives(command, ctx, script, text)

@@ -34,6 +34,7 @@ KINDS = {
     "warm": "malletrain.launch.warm_server",
 }
 WITHOUT_TORCH = ("service", "farm")
+WITH_TIME_LIMITS = ("restart", "warm")  # these import malletrain.waits, also for live mode
 
 
 def library_name(version: Any) -> str:
@@ -41,12 +42,16 @@ def library_name(version: Any) -> str:
     return f"lib-{version[0]}{version[1]}"
 
 
-def needed_packages(version: Any) -> dict[str, str]:
-    """Return name of a module → name of its distribution, of what malletrain needs on a node with
-    a version of Python, beside torch.
+def needed_packages(version: Any, kind: str = "restart") -> dict[str, str]:
+    """Return name of a module → name of its distribution, of what a launcher needs on a node,
+    beside torch.
+
+    Args:
+        version: version of the node's Python.
+        kind: kind of launcher, a key of KINDS; the default needs all that any needs.
     """
     needed = {"msgspec": "msgspec", "zmq": "pyzmq"}
-    if tuple(version[:2]) < (3, 11):
+    if kind in WITH_TIME_LIMITS and tuple(version[:2]) < (3, 11):
         needed["async_timeout"] = "async-timeout"
     return needed
 
@@ -68,14 +73,14 @@ def lacking(kind: str, where: str, library: str) -> str:
             f"{where} has no malletrain; install it there: {sys.executable} -m pip install "
             "--find-links WHEELS malletrain (or submit with the Python that has it)."
         )
-    absent = [name for name in needed_packages(sys.version_info) if find_spec(name) is None]
+    needed = needed_packages(sys.version_info, kind)
+    absent = [name for name in needed if find_spec(name) is None]
     if absent and library:
         beside = os.path.join(os.path.dirname(library), library_name(sys.version_info))
         if os.path.isdir(beside):
             _add(beside, last=True)
             absent = [name for name in absent if find_spec(name) is None]
     if absent:
-        needed = needed_packages(sys.version_info)
         shown = " and ".join(needed[name] for name in absent)
         reason = f" (the agent's are for another Python than {version})" if library else ""
         install = " ".join(needed.values())

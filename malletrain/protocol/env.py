@@ -117,8 +117,8 @@ TABLE = (
     (TRIAL, "Number of the trial that a sweep's job is.", "sweep", "script"),
     (TRIAL_FOLDER, "Folder of the trial in its output folder, if the sweep's arguments do "
      "not name one with `{trial}`.", "sweep", "integrations"),
-    (UMASK, "File mode creation mask of the job's processes, octal, if it is not 022: that of the "
-     "command that submitted the job.", "cli, client", "launch"),
+    (UMASK, "File mode creation mask of the job's processes, octal: that of the command that "
+     "submitted the job.", "cli, client", "launch"),
     (RESUME_FROM, "Job or path from whose snapshot the job may start (`--resume-from`).", "cli",
      "training"),
     (JOB_KEY, "Secret that all processes of the job share, as hexadecimal text.", "agent",

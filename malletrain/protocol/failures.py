@@ -118,7 +118,9 @@ UNFIT = 78
 """Exit code of a launcher whose job's software environment cannot be used (EX_CONFIG of
 sysexits.h); its output ends with one sentence."""
 SCRIPT_ENDED = "The script itself ended with this code."
-"""Cause of a failure with RESTART_CODE if the worker had not asked to be started again."""
+"""Cause of a failure with RESTART_CODE if the worker had not asked to be started again. It says
+nothing more than the code, so that the output describes the failure.
+"""
 NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
@@ -167,7 +169,7 @@ def describe(failures: Iterable[Failure]) -> str:
         if first.exitcode < 0
         else f"exited with code {first.exitcode}"
     )
-    if first.cause:
+    if first.cause and first.cause != SCRIPT_ENDED:
         return f"Rank {first.rank} {exit_text}: {first.cause}{_advice(first.cause)}"
     if first.exitcode > 0 and (error := raised(first.tail)):
         return f"Rank {first.rank} {exit_text}: {error}{_advice(error) or '.'}"

@@ -473,9 +473,9 @@ def with_data_memory(variables: Mapping[str, str], memory: str | None) -> dict[s
 
 
 def with_umask(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a job, with the file mode creation mask of this process
-    unless it is 022. As with sbatch, the files that a job creates have the modes that they would
-    have if it ran where it was submitted.
+    """Return the environment variables of a job, with the file mode creation mask of this process.
+    As with sbatch, the files that a job creates have the modes that they would have if it ran where
+    it was submitted. Where a process cannot read its mask, the job has that of its lease.
 
     Args:
         variables: its own variables.
@@ -485,5 +485,4 @@ def with_umask(variables: Mapping[str, str]) -> dict[str, str]:
     except OSError:  # not Linux
         status = ""
     match = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)  # since Linux 4.7
-    mask = match[1] if match else "022"
-    return dict(variables) if int(mask, 8) == 0o022 else {env.UMASK: mask, **variables}
+    return {env.UMASK: match[1], **variables} if match else dict(variables)

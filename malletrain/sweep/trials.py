@@ -8,6 +8,7 @@ whether it is valid.
 from __future__ import annotations
 
 import glob
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -134,10 +135,16 @@ def _usual_direction(sweep: Sweep) -> list[str]:
     """Return a note on the direction if the description names none."""
     if "direction" in sweep.sweep.model_fields_set:
         return []
-    metrics = " and ".join(sweep.sweep.metrics)
+    metrics = sweep.sweep.metrics
+    if len(metrics) > 1:
+        return [
+            f"The smallest values of {' and '.join(metrics)} are the best, because the sweep names "
+            "no direction. If the largest are, write a direction for each, such as direction = "
+            f"{json.dumps(['maximize', *['minimize'] * (len(metrics) - 1)])}."
+        ]
     return [
-        f"The smallest {metrics} is the best, because the sweep names no direction. If the largest "
-        'is, write direction = "maximize".'
+        f"The smallest {metrics[0]} is the best, because the sweep names no direction. If the "
+        'largest is, write direction = "maximize".'
     ]
 
 

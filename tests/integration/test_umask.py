@@ -52,6 +52,14 @@ def test_of_a_script(shared, options):
     (shared.work / "stop").touch()
 
 
+def test_a_umask_in_the_setup_comes_after_it(shared):
+    script = shared.script("writes.py", WRITES)
+    cli(shared, "submit", "--setup", "umask 002", "--no-profile", "--nodes", "1", str(script))
+    shared.until((shared.work / "result").exists, "the script has written")
+    assert (mode(shared.work / "result"), mode(shared.work / "made")) == (0o664, 0o775)
+    (shared.work / "stop").touch()
+
+
 def test_of_the_tasks_of_a_farm(shared):
     cli(shared, "map", "--array", "1", "--", "touch", "one")
     shared.until((shared.work / "one").exists, "the task has run")

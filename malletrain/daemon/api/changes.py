@@ -257,7 +257,7 @@ class OperatorActions:
             profile_sizes=sizes,
             sized_for=largest if sized and high < largest else 0,
         )
-        if problem := problem_of(spec, files=None):
+        if problem := problem_of(spec, files=False):
             raise RequestRefused(problem, "usage")
         before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
         sentence = f"Job {row.id} ({row.name}) may use {low}:{high} {noun}, not {before}."

@@ -44,7 +44,6 @@ from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
-from malletrain.daemon.jobs import user_files
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
@@ -248,7 +247,6 @@ class Api:
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
         spec, state = msgspec.structs.replace(spec, owner=user), self._state
-        files = user_files.ask(spec.script, spec.workdir)
         trainer = state.controller.trainers.of(state.parties.trainer(user))
         spec = for_trainer(spec, trainer, state.config.allocation.objective)
         if spec.farm is not None:
@@ -258,8 +256,7 @@ class Api:
         if refusal := state.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The daemon may be unable to read files of other users. Their client has checked them.
-        readable = not state.accounts.of(user)
-        problem = problem_of(spec, files if readable else None) or class_problem(
+        problem = problem_of(spec, files=not state.accounts.of(user)) or class_problem(
             spec.node_class, state.config.node_classes
         )
         if problem:

@@ -26,7 +26,7 @@ from jpa.curve import MeasuredCurve
 from malletrain.config.nodes import ContainersSection
 from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
-from malletrain.daemon.jobs.user_files import FileAnswers
+from malletrain.daemon.jobs.user_files import is_file, is_folder
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS, OUTPUT, expand, template_problems
@@ -177,9 +177,9 @@ def valued(spec: messages.JobSpec, nodes: Mapping[int, float]) -> messages.JobSp
     return spec
 
 
-def problem_of(spec: messages.JobSpec, files: FileAnswers | None) -> str:
+def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
     """Return what is wrong with a submitted job, as a sentence; empty if it is valid. ``files``:
-    what is known of its files; None: they are not checked.
+    whether to check that its files exist.
     """
     return (
         _size_problem(spec)
@@ -433,7 +433,7 @@ def _software_problem(spec: messages.JobSpec) -> str:
     return ""
 
 
-def _file_problem(spec: messages.JobSpec, files: FileAnswers | None) -> str:
+def _file_problem(spec: messages.JobSpec, files: bool) -> str:
     words = (
         spec.script,
         spec.workdir,
@@ -451,13 +451,13 @@ def _file_problem(spec: messages.JobSpec, files: FileAnswers | None) -> str:
     if any(not name or "=" in name for name in spec.env):
         return "A variable of the job's environment has no name, or one with '=' in it."
     # The command of a farm is looked for on the nodes.
-    seen = os.path.isabs(spec.script) and (files is None or files.script)
+    seen = os.path.isabs(spec.script) and (not files or is_file(spec.script))
     if spec.farm is None and not seen:
         return (
             f"The daemon's host sees no file {spec.script}; put the script on a file system "
             "that the nodes share."
         )
-    if files is not None and not files.workdir:
+    if files and not is_folder(spec.workdir):
         return (
             f"The daemon's host sees no directory {spec.workdir}; name a working directory "
             "that the nodes share."

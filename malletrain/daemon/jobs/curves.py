@@ -7,7 +7,6 @@ inherits; the controller and the JPA decide what is measured.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import PriorSuggested
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.siblings import Sibling, SizedJob, suggestions
-from malletrain.daemon.jobs.user_files import script_digest
+from malletrain.daemon.jobs.user_files import read_script
 from malletrain.daemon.site.clock import Clock
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, ProfileRow
@@ -284,10 +283,9 @@ class Curves:
     def key_of(spec: messages.JobSpec, node_class: str) -> str:
         """Return the profile key of a job on a class of nodes."""
         try:
-            script = script_digest(spec.script)
+            script = read_script(spec.script)
         except OSError:  # the daemon's user may not read what the job's owner may, or not now
-            named = f"{spec.owner}:{Path(spec.script)}"
-            script = hashlib.sha256(named.encode("utf-8", "surrogateescape")).digest()
+            script = f"{spec.owner}:{Path(spec.script)}".encode("utf-8", "surrogateescape")
         # Other users may choose the same key for other jobs.
         user_key = f"{spec.owner}:{spec.profile_key}" if spec.profile_key else None
         return profile_key(

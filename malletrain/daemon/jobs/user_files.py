@@ -1,18 +1,15 @@
 """Asks for files of users. Their file system may not answer, such as NFS whose server is away, and
 a thread that asks it cannot be interrupted. The daemon therefore asks in threads of their own and
-stops waiting after a while. Decides what it takes for granted then. May be called in any thread.
+stops waiting after a while. Decides what it takes for granted then.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -27,42 +24,14 @@ ANSWER_S = 3.0
 """Maximum wait for an answer, seconds. The daemon does nothing else meanwhile."""
 MAX_UNANSWERED = 4
 """Maximum number of folders that are waited for. While so many do not answer, none is asked."""
-MAX_SCRIPTS = 10_000
-"""Maximum number of scripts whose digests are remembered."""
-_lock = threading.Lock()
-"""Held to change what follows, never while a file system is asked."""
-_digests: dict[str, bytes] = {}
-"""Path of a script → SHA-256 of its beginning; the last remembered one is the last."""
 _unanswered: dict[str, threading.Thread] = {}
 """Folder → thread that has waited for it for too long."""
 
 
-@dataclass(frozen=True)
-class FileAnswers:
-    """What the daemon's host sees of the files of a job. If their file system does not answer, they
-    are taken to exist, because the client has seen them.
-    """
-
-    script: bool
-    """Whether the script is a file."""
-    workdir: bool
-    """Whether the working directory is one."""
-
-
-def ask(script: str, workdir: str) -> FileAnswers:
-    """Return what the host sees of these files, and remember the content of the script for
-    :func:`script_digest`. It may take :data:`ANSWER_S` for each folder.
-    """
-    answers = FileAnswers(is_file(script), is_folder(workdir))
-    with _lock:
-        _digests.pop(script, None)  # it may have changed, and not be readable now
-    with suppress(OSError, ValueError):  # a path with a NUL byte
-        _remember(script, _digest(script))
-    return answers
-
-
 def is_file(path: str) -> bool:
-    """Return whether ``path`` is a file; True if its file system does not answer."""
+    """Return whether ``path`` is a file; True if its file system does not answer, because the
+    client has seen it.
+    """
     try:
         return _answer(path, lambda: os.path.isfile(path))
     except TimeoutError:
@@ -77,28 +46,11 @@ def is_folder(path: str) -> bool:
         return True
 
 
-def script_digest(path: str) -> bytes:
-    """Return the SHA-256 of the beginning of a script, as it was when a job with it was last
-    submitted. Only if none was since the daemon was started, the file is read now.
-
-    Raises:
-        OSError: it cannot be read, is no regular file or its file system does not answer.
+def read_script(path: str) -> bytes:
+    """Return the beginning of a script. Raises OSError, also if it is no regular file or if its
+    file system does not answer.
     """
-    digest = _digests.get(path)
-    return _remember(path, _digest(path)) if digest is None else digest
-
-
-def _remember(path: str, digest: bytes) -> bytes:
-    with _lock:
-        _digests.pop(path, None)
-        _digests[path] = digest
-        while len(_digests) > MAX_SCRIPTS:
-            del _digests[next(iter(_digests))]
-    return digest
-
-
-def _digest(path: str) -> bytes:
-    return _answer(path, lambda: hashlib.sha256(_read(path)).digest())
+    return _answer(path, lambda: _read(path))
 
 
 def _read(path: str) -> bytes:
@@ -116,13 +68,12 @@ def _read(path: str) -> bytes:
 def _answer(path: str, ask: Callable[[], T]) -> T:
     """Return what ``ask`` returns. Raises what it raises, or TimeoutError."""
     folder = os.path.dirname(path)
+    for other in [name for name, thread in _unanswered.items() if not thread.is_alive()]:
+        del _unanswered[other]
+        log.info("a file system answers again", folder=other)
     timed_out = TimeoutError(errno.ETIMEDOUT, "the file system does not answer", path)
-    with _lock:
-        for other in [name for name, thread in _unanswered.items() if not thread.is_alive()]:
-            del _unanswered[other]
-            log.info("a file system answers again", folder=other)
-        if folder in _unanswered or len(_unanswered) >= MAX_UNANSWERED:
-            raise timed_out
+    if folder in _unanswered or len(_unanswered) >= MAX_UNANSWERED:
+        raise timed_out
     answers: list[T] = []
     errors: list[Exception] = []
 
@@ -140,8 +91,7 @@ def _answer(path: str, ask: Callable[[], T]) -> T:
         raise errors[0]
     if answers:
         return answers[0]
-    with _lock:
-        _unanswered[folder] = thread
+    _unanswered[folder] = thread
     log.warning(
         "a file system does not answer; its files are not checked, and jobs share no curves by "
         "the content of their scripts",

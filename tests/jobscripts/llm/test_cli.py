@@ -186,7 +186,10 @@ def test_where_and_how_the_job_of_a_batch_runs_is_as_for_submit(tmp_path, submit
     source.write_text(LINE)
     line = [*SIMULATED, str(source), str(output)]
     assert cli.main(line) == 0
-    assert submitted[0].env == {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    assert submitted[0].env == {
+        "PYTHONPATH": os.environ["PYTHONPATH"],
+        "MALLETRAIN_UMASK": "0022",
+    }
     assert (submitted[0].python, submitted[0].software) == (sys.executable, None)
     options = ["--kind", "gpu", "--module", "cuda/12.4", "--module", "gcc", "--container", "image"]
     options += ["--container-runtime", "apptainer", "--container-bind", "/scratch", "--setup", "ul"]
@@ -197,7 +200,8 @@ def test_where_and_how_the_job_of_a_batch_runs_is_as_for_submit(tmp_path, submit
     assert (spec.node_class, spec.setup, spec.after) == ("gpu", "ul", ("j7",))
     assert (spec.time_limit_s, spec.budget_nh) == (5400.0, 20.0)
     assert spec.notify == (Notification("a@b.org", "mail", ("end",)),)
-    assert spec.env == {"TOKEN": "secret", "A": "1"}  # the image's Python has paths of its own
+    # The Python of the image has paths of its own.
+    assert spec.env == {"TOKEN": "secret", "A": "1", "MALLETRAIN_UMASK": "0022"}
     assert spec.software.modules == ("cuda/12.4", "gcc")
     assert (spec.software.container, spec.software.runtime) == ("image", "apptainer")
     assert spec.software.binds == ("/scratch",)

@@ -23,10 +23,12 @@ from malletrain.agent.software import (
     enter_command,
     missing_mount_points,
     passed_variables,
+    python_command,
     runtime_environment,
     task_environment_command,
     task_prefix_in_container,
 )
+from malletrain.protocol.env import UMASK
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
 
 # As Lmod's and Tcl modules' own: a function that evaluates what a command prints.
@@ -417,3 +419,22 @@ def test_what_a_node_or_an_image_adds(name, fields, words):
 def test_root_has_no_user_namespace_of_podman():
     made = container_command(RUNTIMES["podman"], replace(CONTAINED, root=True), COMMAND)
     assert "--userns=keep-id" not in made
+
+
+@pytest.mark.parametrize(
+    ("setup", "mask"),
+    [("umask 002", "002"), ("true", "007"), (f"unset {UMASK}", "007"), ("", "007")],
+)
+def test_a_umask_in_the_setup_comes_after_that_of_the_submission(setup, mask):
+    spec = JobSpec(
+        "a", "ann", "a.py", "/", sys.executable, env={UMASK: "0007"}, setup=setup, goal="throughput"
+    )
+    code = "import os, malletrain.launch.entry as e; e.set_umask(); print(f'{os.umask(0):03o}')"
+    done = subprocess.run(
+        python_command(spec, ["-c", code]),
+        env={**os.environ, **spec.env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{mask}\n"

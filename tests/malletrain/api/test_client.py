@@ -71,7 +71,8 @@ def test_a_job_is_submitted_as_the_command_line_does(client, daemon, script):
     ((_, params),) = [seen for seen in daemon.seen if seen[0] == "submit"]
     spec = params["spec"]
     assert (spec.get("min_nodes", 1), spec["max_nodes"]) == (1, 8)
-    assert (spec["args"], spec["env"]) == (["--lr", "0.1"], {"A": "b"})
+    assert spec["args"] == ["--lr", "0.1"]
+    assert spec["env"] == {"A": "b", "MALLETRAIN_UMASK": "0022"}
     assert spec["curve"] == {"1": 2.0, "4": 7.0}
 
 
@@ -90,7 +91,7 @@ def test_an_option_that_there_is_not_is_named(client, script):
 
 def test_beginning_from_the_snapshot_of_another_job_by_its_name(client, daemon, script):
     client.submit(script, resume_from="other")
-    assert daemon.seen[-1][1]["spec"]["env"] == {"MALLETRAIN_RESUME_FROM": "j1"}
+    assert daemon.seen[-1][1]["spec"]["env"]["MALLETRAIN_RESUME_FROM"] == "j1"
 
 
 def test_all_jobs_are_waited_for_by_one_ear(client, daemon):

@@ -417,7 +417,7 @@ def test_a_function_is_submitted_by_itself_and_its_job_knows_the_result(site):
         site.end("j1")
         assert future.result(timeout=PATIENCE_S) == 36
         assert Path(site.spec["j1"]["workdir"]) == Path.cwd()
-        assert site.spec["j1"]["env"] == {"A": "1"}
+        assert site.spec["j1"]["env"] == {"A": "1", "MALLETRAIN_UMASK": "0022"}
         assert client.job("j1").result() == 36
         site.spec["j1"]["script"] = str(Path.cwd() / "train.py")
         with pytest.raises(ClientError, match="is a script's and not a function's"):

@@ -89,7 +89,7 @@ def test_everything(run, daemon, script, tmp_path, monkeypatch):
         2.5,
     )
     assert sent["args"] == ["--nodes", "9", "--lr", "0.1", "--", "-x"]  # untouched, options and all
-    assert sent["env"] == {"A": "1=2", "PASSED": "on"}
+    assert sent["env"] == {"A": "1=2", "PASSED": "on", "MALLETRAIN_UMASK": "0022"}
     assert sent["curve"] == {"1": 100.0, "4": 310.5}
     assert (sent["setup"], sent["goal"], sent["launcher"]) == (
         "module load cuda",
@@ -311,7 +311,7 @@ def test_resume_from_is_the_jobs_id_or_an_absolute_path(run, daemon, script, tmp
     (tmp_path / "run.pt").write_text("")
     assert run("submit", "--env", "A=1", "--resume-from", "run.pt", script).exit_code == 0
     expected = {"A": "1", "MALLETRAIN_RESUME_FROM": str(tmp_path / "run.pt")}
-    assert spec_of(daemon)["env"] == expected
+    assert spec_of(daemon)["env"] == {**expected, "MALLETRAIN_UMASK": "0022"}
     result = run("submit", "--resume-from", "./no.pt", script)
     assert result.exit_code == 2
     assert "there is no file ./no.pt" in result.stderr

@@ -154,7 +154,8 @@ def test_options_at_the_head_of_the_script(run, daemon, script):
     assert run("submit", headed(script, *head)).exit_code == 0
     spec = spec_of(daemon)
     assert (spec["name"], spec.get("min_nodes", 1), spec["max_nodes"]) == ("from-script", 1, 8)
-    assert (spec["weight"], spec["env"]) == (2.0, {"A": "1", "B": "1"})
+    assert spec["weight"] == 2.0
+    assert spec["env"] == {"A": "1", "B": "1", "MALLETRAIN_UMASK": "0022"}
     assert spec["nproc_per_node"] == 3
     assert (spec["profile"], spec["software"]) == (False, {"modules": ["one"]})
 
@@ -168,7 +169,7 @@ def test_the_command_line_wins(run, daemon, script, venv):
     assert run("submit", *options, headed(script, *head)).exit_code == 0
     spec = spec_of(daemon)
     assert (spec.get("min_nodes"), spec["max_nodes"], spec["name"]) == (2, 2, "script")
-    assert spec["env"] == {"A": "1", "B": "2"}
+    assert spec["env"] == {"A": "1", "B": "2", "MALLETRAIN_UMASK": "0022"}
     assert spec["software"] == {"modules": ["two"], "venv": str(venv)}
     assert spec.get("profile", True)
 
@@ -232,6 +233,7 @@ def test_conda_environments_are_completed(monkeypatch, tmp_path):
     [
         ("#!/usr/bin/env python\n#SBATCH --nodes=4\n\nprint()", "#SBATCH"),
         ("#PBS -l select=4\nprint()", "#PBS"),
+        ("\ufeff#!/usr/bin/env python\n#SBATCH --nodes=4\n\nprint()", "#SBATCH"),
         ("#SBATCH --nodes=4\n#MALLETRAIN --nodes 4\nprint()", ""),
         ("# SBATCH lines are below\nTEXT = '''\n#SBATCH --nodes=4\n'''", ""),
     ],

@@ -13,7 +13,6 @@ from jpa import MeasuredCurve, RescaleCosts
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
 from malletrain.core.scaling_model import MAX_POINTS, ScalingModel, named
-from malletrain.daemon.jobs import user_files
 from malletrain.daemon.jobs.curves import NEWS_EVERY_S, Curves
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, JobRow
@@ -73,7 +72,6 @@ def begins(curves, job, job_spec):
 def new(curves, job, *args, **more):
     """Submit a job; return the scaling model it starts with, and its specification."""
     job_spec = spec(curves, *args, **more)
-    user_files.ask(job_spec.script, job_spec.workdir)
     curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
     return begins(curves, job, job_spec), job_spec
 

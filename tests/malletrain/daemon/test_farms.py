@@ -571,7 +571,7 @@ def test_an_invalid_farm_is_refused_with_a_sentence(fields, sentence):
         farm=farm(**{"total": 10, **fields}),
         goal="throughput",
     )
-    assert sentence in problem_of(spec, None)
+    assert sentence in problem_of(spec)
 
 
 def test_a_valid_farm_is_accepted():
@@ -579,7 +579,7 @@ def test_a_valid_farm_is_accepted():
     spec = messages.JobSpec(
         "f", "ann", "run", "/", "python", mode="farm", farm=tasks, goal="throughput"
     )
-    assert problem_of(spec, None) == ""
+    assert problem_of(spec) == ""
 
 
 def test_at_most_so_many_tasks_run_on_all_nodes_together(tmp_path):

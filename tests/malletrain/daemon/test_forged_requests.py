@@ -21,7 +21,6 @@ from malletrain.daemon.jobs.admission import (
     text,
     whole,
 )
-from malletrain.daemon.jobs.user_files import ask
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.messages import JobSpec, Request
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon
@@ -208,7 +207,7 @@ def test_the_same_bounds_hold_where_files_are_looked_at(tmp_path):
         max_nodes=4,
         profile_sizes=(4, 2, 1),
     )
-    assert problem_of(spec, ask(spec.script, spec.workdir)) == ""
+    assert problem_of(spec) == ""
 
 
 def test_parameters_by_name():

@@ -76,8 +76,8 @@ def test_binds_are_absolute(bind):
     ],
 )
 def test_what_a_client_may_not_send(software, words):
-    assert words in problem_of(job(**software), files=None)
-    assert problem_of(job(modules=("a b",), container="x"), files=None) == ""
+    assert words in problem_of(job(**software), files=False)
+    assert problem_of(job(modules=("a b",), container="x"), files=False) == ""
 
 
 def test_a_job_stored_before_there_were_environments_is_read():

@@ -80,6 +80,6 @@ def test_what_could_mean_two_things_is_refused(counts, size, named, kinds, sente
 
 
 def test_sizes_that_count_something_else_are_refused():
-    assert problem_of(job("racks", (1, 2)), files=None) == (
+    assert problem_of(job("racks", (1, 2)), files=False) == (
         "The sizes of a job count slots or gpus, or nodes if nothing is said, and not 'racks'."
     )

@@ -4,7 +4,6 @@ wait until the test lets it answer.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 
@@ -65,13 +64,9 @@ def spec_in(folder):
     return messages.JobSpec("a", "ada", script, f"{folder}/work", "python", goal="throughput")
 
 
-def problem(spec):
-    return problem_of(spec, user_files.ask(spec.script, spec.workdir))
-
-
 def test_a_submission_does_not_wait_for_a_file_system_that_hangs(hanging):
     """The client has seen the files; the daemon served nobody meanwhile."""
-    assert in_time(lambda: problem(spec_in(hanging.folder))) == ""
+    assert in_time(lambda: problem_of(spec_in(hanging.folder))) == ""
 
 
 def test_a_job_whose_script_does_not_come_has_a_key_all_the_same(hanging):
@@ -89,7 +84,7 @@ def test_a_file_system_that_answers_again_is_asked_again(hanging, tmp_path):
     until(lambda: not user_files.is_file(str(script)), "there is no such file")
     script.write_text("1")
     assert user_files.is_file(str(script))
-    assert user_files.script_digest(str(script)) == hashlib.sha256(b"1").digest()
+    assert user_files.read_script(str(script)) == b"1"
 
 
 def test_when_too_many_folders_do_not_answer_none_is_asked(hanging):
@@ -100,23 +95,6 @@ def test_when_too_many_folders_do_not_answer_none_is_asked(hanging):
 
 def test_the_sentences_are_those_of_before(tmp_path):
     missing = spec_in(tmp_path)
-    assert "sees no file" in problem(missing)
+    assert "sees no file" in problem_of(missing)
     (tmp_path / "train.py").touch()
-    assert "sees no directory" in problem(missing)
-
-
-def test_the_key_of_a_job_is_that_of_its_script_when_it_was_submitted(tmp_path, hanging):
-    hanging.answers.set()
-    spec = spec_in(hanging.folder)
-    script = tmp_path / "nfs" / "train.py"
-    script.write_text("1")
-    assert problem(spec)
-    key = Curves.key_of(spec, "default")
-    script.write_text("2")
-    hanging.answers.clear()
-    calls = hanging.calls
-    assert Curves.key_of(spec, "default") == key
-    assert hanging.calls == calls, "the file system is not asked again"
-    hanging.answers.set()
-    problem(spec)  # of another submission
-    assert Curves.key_of(spec, "default") != key
+    assert "sees no directory" in problem_of(missing)

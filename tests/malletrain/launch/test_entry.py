@@ -66,12 +66,14 @@ def test_with_packages_for_another_python(bare, library):
 def test_a_package_that_only_python_310_needs_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(entry, "find_spec", lambda name: None if name == "async_timeout" else name)
     monkeypatch.setattr(entry.sys, "version_info", (3, 10, 12))
-    sentence = entry.lacking("service", "The Python X", str(tmp_path / "lib"))
+    sentence = entry.lacking("restart", "The Python X", str(tmp_path / "lib"))
+    others = [entry.lacking(kind, "The Python X", "") for kind in ("service", "torchrun", "farm")]
     monkeypatch.undo()
     assert sentence == (
         "The Python X has no async-timeout (the agent's are for another Python than 3.10.12); "
         "install it there: pip install msgspec pyzmq async-timeout."
     )
+    assert others == [""] * 3, "they import no module that needs it"
     assert entry.needed_packages((3, 11)) == {"msgspec": "msgspec", "zmq": "pyzmq"}
 
 

@@ -206,11 +206,7 @@ def test_only_a_worker_that_asks_is_started_again(launch, tmp_path, asks):
     [failure] = assignment.failures
     assert (failure.rank, failure.exitcode) == (1, 75)
     assert starts_again(failure) == asks
-    assert describe([failure]) == (
-        "Rank 1 exited with code 75."
-        if asks
-        else "Rank 1 exited with code 75: The script itself ended with this code."
-    )
+    assert describe([failure]) == "Rank 1 exited with code 75."
     assert bool(own_fault(assignment)) != asks
 
 

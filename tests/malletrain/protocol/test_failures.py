@@ -9,6 +9,7 @@ import pytest
 
 from malletrain.protocol.failures import (
     NOISE,
+    SCRIPT_ENDED,
     describe,
     first_error,
     no_way,
@@ -144,6 +145,22 @@ def test_a_cause_that_is_known_is_told():
     assert describe([failure]) == (
         "Rank 0 exited with code 2: train.py: error: unrecognized arguments: --epochz 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        ("step 3\nNo space left in /scratch", ". Its last line: No space left in /scratch"),
+        (
+            '  File "/a/train.py", line 3, in run\nOSError: busy',
+            ": OSError: busy (train.py, line 3",
+        ),
+        ("", "."),
+    ],
+)
+def test_a_script_with_the_exit_code_of_a_restart_is_described_as_any_other(tail, words):
+    failure = Failure(0, 75, 0.0, tail, cause=SCRIPT_ENDED)
+    assert describe([failure]).startswith(f"Rank 0 exited with code 75{words}")
 
 
 LOADER = """Traceback (most recent call last):

@@ -9,7 +9,7 @@ import pytest
 
 from malletrain.sweep import trials
 from malletrain.sweep.ledger import Ledger
-from malletrain.sweep.spec import Sweep, SweepError
+from malletrain.sweep.spec import Sweep, SweepError, SweepSection
 from malletrain.training import snapshot_file
 from tests.malletrain.sweep.sweep_world import World
 
@@ -26,13 +26,24 @@ def sweep_in(folder, **job):
     )
 
 
+def test_each_of_several_metrics_may_need_a_direction(tmp_path):
+    sweep = sweep_in(tmp_path)
+    section = {"name": "s", "metric": ["loss", "acc"], "trials": 4, "at_once": 4}
+    several = sweep.model_copy(update={"sweep": SweepSection.model_validate(section)})
+    assert trials.check(several)[0] == (
+        "The smallest values of loss and acc are the best, because the sweep names no direction. "
+        'If the largest are, write a direction for each, such as direction = ["maximize", '
+        '"minimize"].'
+    )
+
+
 def test_a_trial_is_a_malleable_job(tmp_path):
     sweep = sweep_in(tmp_path, nodes="1:8", args=["--out", "{trial}"], env={"A": "1"}, weight=2.0)
     world = World(sweep)
     spec = trials.job_of(world.engine.ledger, 3, {"x": 0.5})
     assert (spec.name, spec.min_nodes, spec.max_nodes, spec.weight) == ("s-3", 1, 8, 2.0)
     assert spec.args == ("--out", "3", "--x", "0.5")
-    assert spec.env == {"A": "1", "MALLETRAIN_TRIAL": "3"}
+    assert spec.env == {"A": "1", "MALLETRAIN_TRIAL": "3", "MALLETRAIN_UMASK": "0022"}
     assert spec.key.endswith("-3")
     other = trials.job_of(world.engine.ledger, 4, {"x": 0.5})
     assert spec.sweep == other.sweep == f"s/{spec.key.removesuffix('-3')}"

@@ -279,9 +279,7 @@ def _exists(text: str) -> bool:
 
 
 def _repeated(seconds: float) -> float:
-    """Return what else the local time of this moment means: the moment an hour later at the end of
-    summer time, else the same.
-    """
+    """Return the other moment that has this local time at the end of summer time, else the same."""
     return datetime.fromtimestamp(seconds).replace(fold=1).timestamp()
 
 

@@ -30,8 +30,8 @@ def test_the_tables_are_complete():
 
 
 def test_no_other_file_spells_a_variable():
-    """Except in texts for people, and where nothing can be imported: in ``malletrain/__init__``, and
-    in the entry of launchers, which runs before it is known that there is a malletrain.
+    """Except in texts for people, and where nothing can be imported: in ``malletrain/__init__``,
+    and in the entry of launchers, which runs before it is known that there is a malletrain.
     """
     spelled = re.compile(r'"MALLETRAIN_[A-Z_]+"')
     room = Path(malletrain.__file__).parent

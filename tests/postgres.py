@@ -58,7 +58,9 @@ class Server:
             yield
         finally:
             for process in of_it:
-                process.resume()
+                # One that was about to end when it was stopped is gone once its parent goes on.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def _ctl(self, what: str, *more: str) -> None:
         self._do("pg_ctl", what, "-w", "-t", "600", "-D", str(self.folder / "data"), *more)

@@ -89,13 +89,21 @@ EVALUATES = (
     COMMON
     + """
 rank = lambda: os.environ["RANK"]
+from malletrain.protocol.flags import FlagsReader
 snapshot = malletrain.Snapshot("run.pt", model=model, sampler=sampler)
 snapshot.restore()
 note("begun")
+flags = FlagsReader(os.environ["MALLETRAIN_FLAGS"])
 for epoch in sampler.epochs(2):
     for batch in sampler:
         sampler.advance()
         malletrain.report(len(batch))
+        # The change may be announced only after the evaluation. Without this the four steps may be
+        # over before that, and the change waits for the next evaluation.
+        while epoch and rank() == "0" and os.environ["MALLETRAIN_GENERATION"] == "1":
+            if flags.drain_request():
+                break
+            time.sleep(0.01)
         snapshot.step()
     note(f"evaluates {epoch}")
     wait_for(f"evaluate-{epoch}")

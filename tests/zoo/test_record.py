@@ -24,6 +24,17 @@ def test_outcomes_of_other_code_do_not_count(tmp_path, monkeypatch):
     assert RecordFile(tmp_path / "record").outcomes(PART) is None
 
 
+def test_a_script_that_others_import_is_code(tmp_path, monkeypatch):
+    script = tmp_path / "tests" / "zoo" / "scripts" / "plain.py"
+    script.parent.mkdir(parents=True)
+    monkeypatch.setattr(record, "_ROOT", tmp_path)
+    digests = set()
+    for text in ("STEPS = 4", "STEPS = 5"):
+        script.write_text(text)
+        digests.add(record._code.__wrapped__())
+    assert len(digests) == 2
+
+
 def test_a_part_of_some_boundaries_is_not_recorded(tmp_path):
     RecordFile(tmp_path / "record").add(Part(PART.script, "grow", "saved", 1, 0), OUTCOMES)
     assert not (tmp_path / "record").exists()

@@ -139,3 +139,18 @@ def test_a_second_submission_of_a_script_has_other_logs(tmp_path):
     text = "#!/bin/sh\n#SBATCH --array=1-2\n#SBATCH --output=out_%A_%a.txt\n"
     logs = {batch_options(text, "a.sbatch").values["log"] for _ in range(3)}
     assert len(logs) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "foreign"),
+    [
+        ("#!/bin/bash\n#SBATCH --nodes=4\nsrun x\n", "#SBATCH"),
+        ("#!/bin/bash\n\n#PBS -l select=4\n", "#PBS"),
+        ("# words about #SBATCH --nodes\n", ""),
+        ("#!/bin/bash\n#SBATCH --nodes=4\n#MALLETRAIN --nodes 1:4\n", ""),
+        ("#!/bin/bash\necho\n#SBATCH --nodes=4\n", ""),
+        ("", ""),
+    ],
+)
+def test_lines_of_other_schedulers_that_a_submission_does_not_read(text, foreign):
+    assert directives.foreign_directives(text) == foreign

@@ -30,7 +30,8 @@ _NEUTRAL = ("__main__.py", "catalogue.py", "known_failures.py", "pool.py", "reco
 
 
 @cache
-def _code() -> bytes:
+def common_code() -> bytes:
+    """Return a digest of the code that the cases of all scripts share."""
     digest = hashlib.sha256(sys.version.encode())
     digest.update(importlib.metadata.version("torch").encode())
     paths = sorted({path for pattern in _CODE for path in _ROOT.glob(pattern)})
@@ -49,7 +50,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 def code_of(script: Script) -> str:
     """A digest of the code that decides how the cases of ``script`` end."""
-    digest = hashlib.sha256(_code() + repr(script).encode())
+    digest = hashlib.sha256(common_code() + repr(script).encode())
     for package in script.needs.split():
         for distribution in _distributions().get(package, ()):
             digest.update(importlib.metadata.version(distribution).encode())

@@ -31,7 +31,7 @@ def test_a_script_that_others_import_is_code(tmp_path, monkeypatch):
     digests = set()
     for text in ("STEPS = 4", "STEPS = 5"):
         script.write_text(text)
-        digests.add(record._code.__wrapped__())
+        digests.add(record.common_code.__wrapped__())
     assert len(digests) == 2
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,8 @@ def test_of_a_script(shared, options):
 
 def test_a_umask_in_the_setup_comes_after_it(shared):
     script = shared.script("writes.py", WRITES)
-    cli(shared, "submit", "--setup", "umask 002", "--no-profile", "--nodes", "1", str(script))
+    setup = f"PATH={Path(sys.executable).parent}:$PATH; umask 002"  # a setup chooses the Python
+    cli(shared, "submit", "--setup", setup, "--no-profile", "--nodes", "1", str(script))
     shared.until((shared.work / "result").exists, "the script has written")
     assert (mode(shared.work / "result"), mode(shared.work / "made")) == (0o664, 0o775)
     (shared.work / "stop").touch()

@@ -360,8 +360,10 @@ class LiveLauncher:
         script = Path(self.order.spec.workdir) / self.order.spec.script
         foreign = worker.connection is None and not uses_elastic(script)
         hint = NOT_LIVE if foreign else "" if code else "It ended without joining its job."
-        cause = " ".join(part for part in (first_error(output) if code else "", hint) if part)
-        cause = cause or _own_end(worker, code)
+        error = first_error(output) if code else ""
+        if error and hint:
+            error += " " if error.endswith((".", "!", "?")) else ". "
+        cause = error + hint or _own_end(worker, code)
         tail = without_noise(output)[-_TAIL_CHARACTERS:]
         return Failure(worker.local_rank, code, time.time(), tail, cause[-_CAUSE_CHARACTERS:])
 

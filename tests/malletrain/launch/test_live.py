@@ -76,7 +76,7 @@ serve(worker)
 class Launched:
     """A live launcher with two workers that run ``script``."""
 
-    def __init__(self, directory, script):
+    def __init__(self, directory, script, launcher=("-m", "malletrain.launch.restart")):
         self.agent = FakeAgent(directory)
         (directory / "train.py").write_text(PRELUDE + script)
         job = spec(directory, nproc_per_node=2, mode="live")
@@ -86,13 +86,13 @@ class Launched:
         self.process = subprocess.Popen(
             [
                 sys.executable,
-                "-m",
-                "malletrain.launch.restart",
+                *launcher,
                 "--launch",
                 str(directory / "order.json"),
             ],
             stdout=self.log,
             stderr=subprocess.STDOUT,
+            cwd=directory,
             env={**os.environ, "MALLETRAIN_PRELOAD": "0", "MALLETRAIN_JOB_KEY": "5e" * 32},
         )
 
@@ -111,8 +111,8 @@ class Launched:
 def launch(tmp_path):
     launched = []
 
-    def start(script):
-        launched.append(Launched(tmp_path, script))
+    def start(script, **launcher):
+        launched.append(Launched(tmp_path, script, **launcher))
         return launched[-1]
 
     yield start
@@ -210,6 +210,35 @@ def test_only_a_worker_that_asks_is_started_again(launch, tmp_path, asks):
     assert bool(own_fault(assignment)) != asks
 
 
+# A launcher that looks for the ends of its workers before it has read any of their lines.
+LOOKS_LATE = """
+import os, sys
+from malletrain.launch.live import LiveLauncher
+from malletrain.protocol.launcher_channel import read_order
+order = read_order(sys.argv[2])
+launcher = LiveLauncher(order, [sys.executable, order.spec.script])
+for worker in launcher._workers:
+    os.waitid(os.P_PID, worker.child.process.pid, os.WEXITED | os.WNOWAIT)
+launcher.check_processes()
+launcher.run()
+"""
+SPEAKS_AND_ENDS = """
+connect().sendall(hello + ready + line(say="restart", generation=0))
+os._exit(75)
+"""
+
+
+def test_the_last_lines_of_a_worker_are_read_before_its_end_is_judged(launch, tmp_path):
+    (tmp_path / "late.py").write_text(LOOKS_LATE)
+    launcher = launch(SPEAKS_AND_ENDS, launcher=["late.py"])
+    while (assignment := launcher.agent.hear().assignment).phase == "ready":
+        pass
+    assert assignment.phase == "failed", launcher.output()
+    assert all(starts_again(failure) for failure in assignment.failures)
+    launcher.agent.say(messages.Release("j1", 1.0))
+    assert launcher.process.wait(PATIENCE_S) == 0, launcher.output()
+
+
 FOREIGN = "This script does not use malletrain.elastic, which live mode needs"
 EARLY_ENDS = {
     "wrong arguments": (
@@ -254,6 +283,8 @@ def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, c
     failure = assignment.failures[0]
     assert failure.exitcode == code
     assert error in failure.cause
+    if hint and error:
+        assert f". {hint}" in failure.cause  # a sentence of its own
     assert hint in failure.cause
     assert (FOREIGN in failure.cause) == bool(hint)
     assert "the interpreter ends" not in failure.tail

@@ -10,7 +10,7 @@ thing is slow, chosen by the seed with its strength:
 * ``loader``: the data set sleeps in each sample, on all ranks;
 * ``one-loader``: it does so on one rank;
 * ``rank``: one rank sleeps in its forward pass;
-* ``disk``: ``fsync`` sleeps, and with it each snapshot;
+* ``disk``: ``fsync`` sleeps, and with it each snapshot, of which there is one after each step;
 * ``link``: each exchange of gradients completes late, on all ranks.
 
 After ``--steps`` steps the cause that ``malletrain show`` names is compared with the injected one.
@@ -97,7 +97,7 @@ if cause == "link":
     net.register_comm_hook(None, late)
 sampler = malletrain.ElasticSampler(4096, global_batch_size=4 * dist.get_world_size())
 loader = torch.utils.data.DataLoader(Samples(), batch_sampler=sampler)
-every_s = delay_s if cause == "disk" else 3600.0
+every_s = 0.0 if cause == "disk" else 3600.0
 path = os.environ["MALLETRAIN_JOB"] + ".pt"
 snapshot = malletrain.Snapshot(path, every_s=every_s, model=model, sampler=sampler)
 snapshot.restore()

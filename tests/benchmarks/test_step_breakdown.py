@@ -36,7 +36,7 @@ def test_the_right_cause_is_named(embedded, causes):
     """The delays are several times what anything else takes, on a busy machine too."""
     pytest.importorskip("torch")
     for cause in causes:
-        result = run(embedded, Injection(cause, 0.3, 1), steps=25)
+        result = run(embedded, Injection(cause, 0.3, 1), steps=10)
         assert result.right, result
         assert shares_sentence(result.shares)
 

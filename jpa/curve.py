@@ -9,8 +9,8 @@ relative to that of the first phase (``batch x2``). A new phase starts with the 
 before as a prior. When a job returns to a phase, the curve of that phase applies again.
 
 If the global batch is the same at every number of nodes, the phases that differ in the batch alone
-share one law of step times (:mod:`jpa.fit`). It predicts a batch that the job has not had,
-so that another batch needs no measurement of its own.
+share one law of step times (:mod:`jpa.fit`). It predicts the rates of a batch that the
+job has not used yet, so that such a batch needs no measurement of its own.
 """
 
 from __future__ import annotations

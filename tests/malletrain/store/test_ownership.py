@@ -71,14 +71,14 @@ def test_an_owner_whose_connection_was_cut_begins_no_transaction(monkeypatch):
         store = Store.open(server.url, first.verify)
         store.boot()
         engine = open_engine(server.url)
-        owners = "FROM pg_locks WHERE locktype = 'advisory'"
 
-        def asked(what):
+        def of_owner(what):
+            query = f"SELECT {what} FROM pg_locks WHERE locktype = 'advisory'"
             with engine.begin() as connection:
-                return connection.execute(text(f"SELECT {what} {owners}")).all()
+                return connection.execute(text(query)).all()
 
-        assert asked("pg_terminate_backend(pid)") == [(True,)]
-        until(lambda: not asked("pid"), "the server has closed the connection")
+        assert of_owner("pg_terminate_backend(pid)") == [(True,)]
+        until(lambda: not of_owner("pid"), "the server has closed the connection")
         engine.dispose()
         second = own(server.url, "the second", pytest.fail)
         now += FENCE_S + 1

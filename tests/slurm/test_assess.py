@@ -15,6 +15,10 @@ from tests.slurm.test_slots import SHARED
 
 ACCOUNTED = {**SHARED, "extra": f"{SHARED['extra']}AccountingStorageTRES=gres/gpu\n"}
 
+AS_TEXT = SACCT.replace("FROM", "now-1hours").replace("TO", "now").split()
+AS_JSON = ("sacct", "--allusers", "--duplicates", "--starttime=now-1hours", "--json")
+"""Without a start, it is the last midnight."""
+
 
 @pytest.fixture
 def slurm(accounted):
@@ -29,12 +33,10 @@ def test_text_and_json_of_the_accounting_say_the_same(slurm, tmp_path):
     slurm.until(
         lambda: [slurm.jobs()[job][0] for job in gpus] == ["COMPLETED"] * 2, "the jobs complete"
     )
-    sacct = SACCT.replace("FROM", "now-1hours").replace("TO", "now").split()
-    slurm.until(lambda: slurm.run(*sacct).count("COMPLETED") == 2, "the accounting has them")
-    as_json = ("sacct", "--allusers", "--duplicates", "--json")
-    (tmp_path / "text").write_text(slurm.run(*sacct, env_time="%s"))
+    slurm.until(lambda: slurm.run(*AS_TEXT).count("COMPLETED") == 2, "the accounting has them")
+    (tmp_path / "text").write_text(slurm.run(*AS_TEXT, env_time="%s"))
     # With SLURM_TIME_FORMAT=%s the JSON of Slurm 22.05 is an error.
-    (tmp_path / "json").write_text(slurm.run(*as_json))
+    (tmp_path / "json").write_text(slurm.run(*AS_JSON))
     text, listed = (
         [replace(job, line=0) for job in read_sacct(tmp_path / name).jobs]
         for name in ("text", "json")
@@ -55,7 +57,7 @@ def test_text_and_json_of_the_accounting_say_the_same(slurm, tmp_path):
 @pytest.mark.thorough
 def test_a_job_that_is_resized_holds_each_of_its_sizes_in_turn(accounted, tmp_path):
     slurm = accounted(2)
-    job = slurm.submit("sleep 600", "--nodes=2", "--exclusive")
+    job = slurm.submit("sleep 3600", "--nodes=2", "--exclusive", "--time=60")
 
     def has_run_for_seconds():
         return slurm.run("squeue", "-h", "-t", "R", "-j", job, "-o", "%M").strip() > "0:01"
@@ -63,10 +65,9 @@ def test_a_job_that_is_resized_holds_each_of_its_sizes_in_turn(accounted, tmp_pa
     slurm.until(has_run_for_seconds, "it runs")
     slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
     slurm.run("scancel", job)
-    sacct = SACCT.replace("FROM", "now-1hours").replace("TO", "now").split()
-    slurm.until(lambda: "CANCELLED" in slurm.run(*sacct), "the accounting has its end")
-    (tmp_path / "text").write_text(slurm.run(*sacct, env_time="%s"))
-    (tmp_path / "json").write_text(slurm.run("sacct", "--allusers", "--duplicates", "--json"))
+    slurm.until(lambda: "CANCELLED" in slurm.run(*AS_TEXT), "the accounting has its end")
+    (tmp_path / "text").write_text(slurm.run(*AS_TEXT, env_time="%s"))
+    (tmp_path / "json").write_text(slurm.run(*AS_JSON))
     for name in ("text", "json"):
         large, *small = read_sacct(tmp_path / name).jobs
         assert large.names == ("n1", "n2")

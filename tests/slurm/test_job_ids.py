@@ -44,7 +44,7 @@ def test_a_main_job_with_the_number_of_a_lease_is_not_cancelled(cluster, daemon)
     [lease] = one.take([LeaseRequest("l1", "n1", ("sleep", "600"))])
     slurm.until(lambda: states(one)["l1"] is LeaseState.RUNNING, "the lease runs")
     lose_state(slurm)
-    main = slurm.submit("sleep 600")
+    main = slurm.submit("sleep 3600", "--time=60")
     assert main == lease.scheduler_id
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
     if daemon == "goes on":

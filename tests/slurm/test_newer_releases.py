@@ -36,7 +36,7 @@ def test_a_job_that_is_requeued_with_expedite_waits(cluster, needs):
     needs(25, 11)
     slurm = cluster(2, controller="preempt_send_user_signal,enable_expedited_requeue")
     one = scavenger(slurm)
-    main = slurm.submit("sleep 600", "--nodelist=n1", "--requeue=expedite")
+    main = slurm.submit("sleep 3600", "--nodelist=n1", "--requeue=expedite", "--time=60")
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
     slurm.run("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=dead")
     slurm.until(lambda: slurm.jobs()[main][0] == "EXPEDITING", "it waits for its node")

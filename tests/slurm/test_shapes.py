@@ -130,7 +130,7 @@ def test_what_a_preemption_takes(cluster, root, shape, go):
     requests, marks = make_requests(root, "n2", "n3", "n4")
     take(slurm, one, requests, marks)
     assert states(one) == dict.fromkeys(("l1", "l2", "l3"), LeaseState.RUNNING)
-    main = slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
+    main = slurm.submit("sleep 3600", "--nodelist=n2", "--exclusive", "--time=60")
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
     slurm.until(lambda: len(here(one)) == 3 - len(go), "the leases are over")
     assert sorted(node for node, path in marks.items() if path.exists()) == go
@@ -160,7 +160,7 @@ def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     one.poll()
     requests, marks = make_requests(root, "n1", "n2", "n3")
     view = one.read_state()
-    slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
+    slurm.submit("sleep 3600", "--nodelist=n2", "--exclusive", "--time=60")
     slurm.until(lambda: slurm.states()[1] == "allocated", "somebody else is on n2 by now")
     one.read_state = lambda: view
     one.take(requests)

@@ -27,6 +27,10 @@ SHARED = {
 """Nodes with 4 GPUs, for as much of them as Slurm wants to see, and 8 processors, on which Slurm
 places several jobs.
 """
+ONE_GPU = ("--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300", "--time=60")
+"""Options of a main job. The time limit of the partition, a minute, would end it on a busy
+machine.
+"""
 
 
 def idle(one):
@@ -37,9 +41,7 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
     slurm = cluster(2, **SHARED)
     one = scavenger(slurm, slots=(GPU,))
     assert idle(one) == [f"n{host}/gpu.{number}" for host in (1, 2) for number in range(4)]
-    main = slurm.submit(
-        "sleep 600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300"
-    )
+    main = slurm.submit("sleep 3600", *ONE_GPU)
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
     assert idle(one) == [f"n1/gpu.{n}" for n in range(3)] + [f"n2/gpu.{n}" for n in range(4)]
     [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.3"]
@@ -78,9 +80,7 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
     }
 
     # A main job that needs one GPU takes back one lease.
-    second = slurm.submit(
-        "sleep 600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300"
-    )
+    second = slurm.submit("sleep 3600", *ONE_GPU)
     slurm.until(lambda: slurm.jobs()[second][0] == "RUNNING", "the second main job runs")
     running = [lease for lease in one.poll().leases if lease.state is LeaseState.RUNNING]
     assert len(running) == 2
@@ -200,7 +200,7 @@ def test_nothing_is_taken_beside_jobs_of_others_where_the_site_says_so(cluster):
     alone = SlotKind("gpu", dict(GPU.amounts), beside="nobody")
     one = scavenger(slurm, slots=(alone,))
     main = slurm.submit(
-        "sleep 600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=1", "--mem=9"
+        "sleep 3600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=1", "--mem=9", "--time=60"
     )
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
     poll = one.poll()
@@ -235,10 +235,8 @@ assert CRAWLING != COUNTING
 
 def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
     slurm = cluster(2, **SHARED)
-    # Their time limit of a minute would end them on a busy machine.
-    gpu = ("--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300", "--time=60")
     three = ("--nodelist=n2", "--gres=gpu:3", "--cpus-per-task=1", "--mem=1700", "--time=60")
-    main = slurm.submit("sleep 3600", *gpu)
+    main = slurm.submit("sleep 3600", *ONE_GPU)
     slurm.submit("sleep 3600", *three)
     slurm.until(
         lambda: [state for state, _, _ in slurm.jobs().values()] == ["RUNNING"] * 2, "they run"
@@ -249,7 +247,7 @@ def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
         names = {"n1/gpu.0", "n1/gpu.1", "n1/gpu.2", "n2/gpu.0"}
         assert set(site.job(job).nodes) == names
         site.until_samples(job, 50)
-        second = slurm.submit("sleep 3600", *gpu)
+        second = slurm.submit("sleep 3600", *ONE_GPU)
         slurm.until(lambda: slurm.jobs()[second][0] == "RUNNING", "the main job runs")
         site.until(lambda: len(site.job(job).nodes) == 3, "the job goes on with the others")
         site.until_samples(job, site.job(job).samples + 20)

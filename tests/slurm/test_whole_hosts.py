@@ -6,12 +6,12 @@ import json
 import sys
 from dataclasses import replace
 
-import psutil
 import pytest
 
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.slurm.job import SlurmLeaseOptions
+from tests.integration.embedded import gone
 from tests.integration.test_main_job import COUNTING, seen_once
 from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import LEAVE, TELL, gaps, scavenger
@@ -77,7 +77,7 @@ def test_the_slots_of_a_host_are_steps_of_one_job(cluster, root, select):
     # A slot that is given back alone ends, and stays held until the job ends.
     process = next(p for p in slurm.jobs_processes() if p.cmdline()[-1:] == [str(root / "l1")])
     again.give_back([first])
-    slurm.until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "")
+    slurm.until(lambda: gone(process), "its agent ends")
     assert states(again) == {"l1": (ALL[0], ENDED), "l2": (ALL[1], RUNNING)}
     assert list(slurm.leases()) == [job]
     assert gaps(again) == ALL[2:]
@@ -152,7 +152,7 @@ def test_a_main_job_takes_all_slots_of_a_host_and_the_training_goes_on(cluster, 
         job = site.submit(site.script("counting.py", COUNTING), nodes=(1, 3), node_class="pair")
         site.until(lambda: len(site.job(job).nodes) == 3, "it has as many as it can use")
         assert len(slurm.leases()) == 2, "the fourth slot is leased too"
-        assert len(site.agents()) == 4
+        site.until(lambda: len(site.agents()) == 4, "its agent begins")
         site.until_samples(job, 50)
         main = slurm.submit("sleep 3600", "--nodelist=n1", "--exclusive", "--time=60")
         slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from contextlib import suppress
@@ -17,8 +18,12 @@ from tests.zoo.worker import preload, warm_up
 
 
 def quiet_numbers(folder, function):
-    """Numbers of the quiet points of a process that calls ``function`` between two."""
+    """Numbers of the quiet points of a process that calls ``function`` between two. A collection of
+    garbage there would call finalizers, and functions that libraries keep in ``gc.callbacks``.
+    """
     watch = Watch(folder)
+    gc.collect()
+    gc.disable()
     try:
         watch(0)
         with suppress(ValueError):
@@ -26,6 +31,7 @@ def quiet_numbers(folder, function):
         watch(1)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return json.loads((folder / QUIET).read_text())
 
 

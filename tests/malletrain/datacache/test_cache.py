@@ -124,13 +124,16 @@ def test_a_forked_loader_worker_leaves_what_it_shares_with_the_training_to_no_ga
 ):
     frozen = site.cache("n1", Images(), transform=lambda sample: gc.get_freeze_count())
     before = gc.get_freeze_count()
+    shared = [[] for _ in range(100_000)]
     # Few samples: each count goes through all objects that the tests have frozen.
     loader = DataLoader(
         frozen, batch_size=2, sampler=range(4), num_workers=2, multiprocessing_context="fork"
     )
-    own = len(gc.get_objects())
-    assert min(counts.min().item() for counts in loader) > before + own // 2
-    assert frozen[0] == gc.get_freeze_count() == before  # not in the process that trains
+    # Frozen objects of other tests may end meanwhile.
+    assert min(counts.min().item() for counts in loader) > before + len(shared) // 2
+    # Not in the process that trains.
+    assert frozen[0] <= before
+    assert gc.get_freeze_count() <= before
 
 
 def test_a_transform_comes_after_the_cache_and_may_change_its_sample(site):

@@ -12,6 +12,7 @@ from malletrain.store.ownership import FENCE_S, own
 from malletrain.store.store import Store
 from tests import postgres
 from tests.command_runner import CliRunner
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +71,14 @@ def test_an_owner_whose_connection_was_cut_begins_no_transaction(monkeypatch):
         store = Store.open(server.url, first.verify)
         store.boot()
         engine = open_engine(server.url)
-        with engine.begin() as connection:
-            others = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
-            connection.execute(text(others))
+
+        def of_owner(what):
+            query = f"SELECT {what} FROM pg_locks WHERE locktype = 'advisory'"
+            with engine.begin() as connection:
+                return connection.execute(text(query)).all()
+
+        assert of_owner("pg_terminate_backend(pid)") == [(True,)]
+        until(lambda: not of_owner("pid"), "the server has closed the connection")
         engine.dispose()
         second = own(server.url, "the second", pytest.fail)
         now += FENCE_S + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 
 import pytest
@@ -13,6 +14,7 @@ from tests import postgres
 from tests.malletrain.store.conftest import new_job
 from tests.malletrain.store.test_migrations import kill_through_the_migration
 from tests.malletrain.store.test_task_table import check_life_of_tasks
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +23,38 @@ pytestmark = pytest.mark.slow
 def server():
     with postgres.running() as server:
         yield server
+
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def empty(server):
+    """URL of a database without the jobs of other tests."""
+    name = f"empty{next(NUMBERS)}"
+    engine = open_engine(server.url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine.dispose()
+    return server.url.replace("/postgres?", f"/{name}?")
+
+
+@contextlib.contextmanager
+def frozen(server):
+    """Within the block the server's processes are stopped, and connections time out early: not
+    before it, when a slow machine has to answer.
+    """
+    import psycopg
+
+    connect = psycopg.Connection.connect.__func__
+
+    def connect_or_time_out(kind, *arguments, **parameters):
+        return connect(kind, *arguments, **{**parameters, "connect_timeout": 2})
+
+    with server.stopped(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.Connection, "connect", classmethod(connect_or_time_out))
+        patch.setattr(psycopg, "connect", psycopg.Connection.connect)
+        yield
 
 
 def test_a_server_whose_host_is_silent_is_waited_for_as_long_as_a_locked_file(server):
@@ -33,9 +67,9 @@ def test_a_server_whose_host_is_silent_is_waited_for_as_long_as_a_locked_file(se
         assert {name: int(parameters[name]) for name in waits} == waits
 
 
-def test_who_holds_a_lock_does_not_hold_the_daemon_for_ever(server, monkeypatch):
+def test_who_holds_a_lock_does_not_hold_the_daemon_for_ever(empty, monkeypatch):
     monkeypatch.setattr("malletrain.store.database.BUSY_TIMEOUT_MS", 100)
-    with Store.open(server.url) as store, Store.open(server.url) as forgotten:
+    with Store.open(empty) as store, Store.open(empty) as forgotten:
         with forgotten.transaction() as holder:
             holder.exec_driver_sql("LOCK TABLE jobs")
             with pytest.raises(StoreError, match=r"lock timeout.*pg_stat_activity"):
@@ -51,16 +85,12 @@ def cut_short(store, outage):
         new_job(store, name="lost, too")
 
 
-def test_a_daemon_killed_while_it_migrates_leaves_what_was(server):
-    engine = open_engine(server.url)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql("CREATE DATABASE old")
-    engine.dispose()
-    kill_through_the_migration(server.url.replace("/postgres?", "/old?"))
+def test_a_daemon_killed_while_it_migrates_leaves_what_was(empty):
+    kill_through_the_migration(empty)
 
 
-def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other(server):
-    with Store.open(server.url) as store:
+def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other(server, empty):
+    with Store.open(empty) as store:
         job = new_job(store, name="before")
         server.stop()
         server.start()
@@ -72,7 +102,7 @@ def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other
         server.start()
         assert [row.name for row in store.list_jobs()] == ["before"]
         assert new_job(store, name="after").id == "j2"
-    with Store.open(server.url) as store:
+    with Store.open(empty) as store:
         assert [row.name for row in store.list_jobs()] == ["before", "after"]
 
 
@@ -95,7 +125,7 @@ def test_tasks_of_farms(server):
 
 def test_a_server_that_has_stopped_is_lost_and_a_slow_one_is_waited_for(server, monkeypatch):
     monkeypatch.setattr("malletrain.store.database.SILENCE_S", 0.2)
-    with Store.open(f"{server.url}&connect_timeout=2") as store:
+    with Store.open(f"{server.url}&connect_timeout={PATIENCE_S:.0f}") as store:
         job = new_job(store)
         with store.transaction() as connection:
             assert connection.exec_driver_sql("SELECT pg_sleep(1.5), 7").scalar_one_or_none() == ""
@@ -103,7 +133,7 @@ def test_a_server_that_has_stopped_is_lost_and_a_slow_one_is_waited_for(server, 
             with pytest.raises(
                 StoreError, match=r"no answer for 0.2 s, nor to 2 .*Start its server"
             ):
-                cut_short(store, lambda: outage.enter_context(server.stopped()))
+                cut_short(store, lambda: outage.enter_context(frozen(server)))
             with pytest.raises(StoreError, match=r"timeout.*Start its server"):
                 store.get_job(job.id)
         assert store.get_job(job.id) == job
@@ -116,13 +146,15 @@ def test_a_stopped_server_is_lost_although_the_url_names_another_one(server, mon
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         hosts = f"{server.folder},127.0.0.1&port=5432,{other.getsockname()[1]}"
-        url = server.url.replace(f"host={server.folder}", f"host={hosts}&connect_timeout=2")
+        url = server.url.replace(
+            f"host={server.folder}", f"host={hosts}&connect_timeout={PATIENCE_S:.0f}"
+        )
         with (
             Store.open(url) as store,
             contextlib.ExitStack() as outage,
             pytest.raises(StoreError, match="nor to 2 other connections"),
         ):
-            cut_short(store, lambda: outage.enter_context(server.stopped()))
+            cut_short(store, lambda: outage.enter_context(frozen(server)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from tests.disks import fill, small_disk
 from tests.scavenger.conftest import processes_of
 from tests.scavenger.embedded.leases import PARENT, PY, SLEEP, STUBBORN, lease_of, take, wait_ready
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import NEVER_S, PATIENCE_S, until
 
 
 def test_stopping_preempts_everything_and_leaves_no_process(cluster):
@@ -71,7 +71,7 @@ def test_leases_outlive_the_process_that_started_the_cluster(cluster, tmp_path):
     code = (
         "import sys; from scavenger.embedded.cluster_process import start_cluster; from "
         "scavenger.interface import LeaseRequest\n"
-        f"c = start_cluster({str(tmp_path / 'cluster')!r}, 1, lifetime_s=60)\n"
+        f"c = start_cluster({str(tmp_path / 'cluster')!r}, 1, lifetime_s={NEVER_S})\n"
         "c.scavenger().take([LeaseRequest('a', 'n1', ('sleep', '600'))])\n"
     )
     subprocess.run([PY, "-c", code], check=True)

@@ -36,6 +36,17 @@ def trace_file(tmp_path):
     return make
 
 
+PREEMPTED = [("idle", ""), ("leased", "a"), ("preempted", "a"), ("ended", "a")]
+
+
+def history_of(scavenger, node):
+    """Events of the node in the history, in order: event, lease."""
+    with open(scavenger.layout.history, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(r["time"]) for r in rows] == sorted(float(r["time"]) for r in rows)
+    return [(r["event"], r["lease"]) for r in rows if r["node"] == node]
+
+
 def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
     embedded = cluster(1, hold=True, grace_s=NEVER_S, **trace_file([(0, 0.0, 2.0)], nodes=1))
     scavenger = embedded.scavenger()
@@ -55,6 +66,7 @@ def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
     assert (polled.gaps, polled.idle_nodes) == ((), 0)
     refused = take(scavenger, "b", "n1")
     assert (refused.state, refused.reason) == (LeaseState.ENDED, "Node n1 is busy, not idle.")
+    assert history_of(scavenger, "n1") == [*PREEMPTED, ("busy", "")]
 
 
 def test_a_held_trace_begins_when_told(cluster, trace_file):
@@ -86,8 +98,7 @@ def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
 
 
 def test_a_node_comes_back_after_a_preemption_and_the_history_tells_it(cluster, trace_file):
-    # Busy for longer than the cluster, and what has the lease, may stand still.
-    gaps = trace_file([(0, 0.0, 0.2), (0, 5.0, 1000.0)], nodes=1)
+    gaps = trace_file([(0, 0.0, 0.2), (0, 1.0, 1000.0)], nodes=1)
     embedded = cluster(1, hold=True, grace_s=NEVER_S, **gaps)
     scavenger = embedded.scavenger()
     take(scavenger, "a", "n1")
@@ -95,18 +106,12 @@ def test_a_node_comes_back_after_a_preemption_and_the_history_tells_it(cluster, 
     wait_clean(scavenger, "a")
     until(lambda: scavenger.poll().gaps, "the node to be idle again")
     assert take(scavenger, "b", "n1").state is LeaseState.RUNNING
-    with open(scavenger.layout.history, newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["event"], r["lease"]) for r in rows if r["node"] == "n1"] == [
-        ("idle", ""),
-        ("leased", "a"),
-        ("preempted", "a"),
-        ("ended", "a"),
-        ("busy", ""),
-        ("idle", ""),
-        ("leased", "b"),
-    ]
-    assert [float(r["time"]) for r in rows] == sorted(float(r["time"]) for r in rows)
+    again = [("idle", ""), ("leased", "b")]
+    # It may be idle again before the processes of its lease are gone.
+    assert history_of(scavenger, "n1") in (
+        [*PREEMPTED, ("busy", ""), *again],
+        [*PREEMPTED, *again],
+    )
 
 
 def test_gaps_have_a_horizon_when_their_lengths_are_watched(cluster, trace_file):

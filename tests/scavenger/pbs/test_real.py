@@ -26,8 +26,9 @@ from scavenger.pbs.parse import read_ended, read_jobs, read_nodes, read_reservat
 from scavenger.pbs.scavenger import PbsScavenger
 from scavenger.pbs.source import asking_environment
 from scavenger.pbs.state import PbsSnapshot, by_host, node_facts
+from tests.scavenger.pbs.fake_pbs import PATIENT
 from tests.scavenger.pbs.pbs_world import SHELL, TEMPLATE, names, request, running, states, worlds
-from tests.waiting import until
+from tests.waiting import NEVER_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,20 +66,34 @@ def test_the_agent_leads_its_job_so_pbs_sees_at_once_that_it_left(world):
     made.pbs.until(lambda: made.pbs.jobs()[main]["state"] == "F", "the main job has run")
 
 
-def test_under_a_shell_that_stays_above_it_pbs_looks_again_first(world):
-    made = world(hosts=1)
-    made.pbs.edit(lambda state: state.update(sample_s=3600.0))
+OUTLIVES_ITS_SHELL = """
+trap 'until [ -e "$2" ]; do sleep 0.1; done; exit' TERM
+touch "$1"
+while :; do sleep 0.1; done
+"""
+
+
+def leads_its_session(pid):
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def test_under_a_shell_that_stays_above_it_pbs_looks_again_first(world, tmp_path):
+    made, ready, go = world(hosts=1, queues=PATIENT), tmp_path / "ready", tmp_path / "go"
+    made.pbs.edit(lambda state: state.update(sample_s=NEVER_S))
     one = made.scavenger(lease=PbsLeaseOptions(queue="preemptable"))
-    one.take([request(1, "sh", "-c", "trap 'sleep 1; exit' TERM; while :; do sleep 0.1; done")])
-    running(made, one, "l1")
+    one.take([request(1, "sh", "-c", OUTLIVES_ITS_SHELL, "sh", str(ready), str(go))])
+    made.pbs.until(ready.exists, "the lease waits for its signal")
+    [job] = made.pbs.leases()
+    [shell] = [pid for pid in made.pbs.processes(job) if leads_its_session(pid)]
     made.pbs.submit("exit 0")
-
-    def left_behind():
-        [job] = made.pbs.leases().values()
-        return job.get("kill_at") and not made.pbs.processes(job["id"])
-
-    made.pbs.until(left_behind, "nothing of the lease runs any more")
-    assert made.pbs.leases("R"), "and its job is there still"
+    made.pbs.until(lambda: not Path(f"/proc/{shell}").exists(), "the shell has ended")
+    made.pbs.state()  # it is locked until PBS has looked what the shell has left
+    go.touch()
+    made.pbs.until(lambda: not made.pbs.processes(job), "nothing of the lease runs any more")
+    assert list(made.pbs.leases("R")) == [job], "and its job is there still"
 
 
 def test_a_lease_that_ignores_its_signal_is_killed_although_it_is_polled(world):
@@ -145,15 +160,16 @@ def test_leases_leave_where_the_site_needs_it(world, what):
     made.pbs.edit(change)
     if what == "preempt_order":
         made.later += 121  # what is configured is asked for every two minutes
-    look, seen = ended(one, "l1")
-    made.pbs.until(look, "the lease leaves")
+    leaving = ("l1", "l2") if what == "preempt_order" else ("l1",)
+    look, seen = ended(one, *leaving)
+    made.pbs.until(look, "the leases leave")
     why = {
         "offline": "its node is wanted: it is offline (bad dimm)",
         "reservation": "reservation of its node begins in",
         "preempt_order": "this lease is not rerunnable",
     }
     assert why[what] in seen["l1"].reason
-    assert bool(made.pbs.leases()) == (what != "preempt_order"), "the other one stays"
+    assert len(made.pbs.leases()) == 2 - len(leaving), "the other one stays"
 
 
 @recorded

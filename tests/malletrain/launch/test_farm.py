@@ -497,8 +497,10 @@ def test_a_task_that_ends_by_the_notice_of_its_lease_has_not_failed(tmp_path):
         file = tmp_path / "work" / "pid"
         pid = until(lambda: file.exists() and file.read_text().strip(), "the task runs")
         os.kill(int(pid), signal.SIGTERM)
+        until(lambda: not psutil.pid_exists(int(pid)), "the launcher has seen the end")
         launcher.view(Peer("n0", "127.0.0.1", gone_in_s=60.0))
-        launcher.hear(messages.Drained)
+        while not isinstance(message := launcher.agent.hear(), messages.Drained):
+            assert not isinstance(message, TaskResults)
         assert launcher.agent.socket.poll(0) == 0
         launcher.agent.say(messages.TaskQuery("j1"))
         assert launcher.hear(TaskPull).tasks == ()

@@ -11,16 +11,19 @@ from tests.malletrain.agent.node_side import (
     eventually,
     processes_with,
 )
+from tests.ports import free_ports
 
 
 @pytest.fixture
 def daemon(request):
     """Asks for heartbeats so rarely that an agent does not take it for silent while the test stands
-    still; a test that is about them says how often.
+    still; a test that is about them says how often. Another daemon may take its port over.
     """
-    daemon = FakeDaemon(heartbeat_s=getattr(request, "param", RARELY_S))
+    port, reservation = free_ports(1)
+    daemon = FakeDaemon(port, heartbeat_s=getattr(request, "param", RARELY_S))
     yield daemon
     daemon.close()
+    reservation.close()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from malletrain.protocol import messages
 from malletrain.protocol.payloads import ProbeTarget
 from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
-from tests.malletrain.agent.node_side import OFTEN_S, AgentProcess, eventually
+from tests.malletrain.agent.node_side import AgentProcess, eventually
 from tests.waiting import NEVER_S, PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -60,6 +60,7 @@ join()
 out = local.Outbox(os.environ["MALLETRAIN_SOCKET"])
 who = local.Sender(order.job, generation, 0, os.getpid())
 note = os.open(os.path.join(order.spec.workdir, "taken"), os.O_CREAT | os.O_WRONLY)
+os.pwrite(note, b"%12d" % 0, 0)
 step = 1
 while True:
     if out.send(local.encode(local.WorkerProgress(who, step * 32.0, step, 32.0, 1.0, 1.0 + step))):
@@ -94,10 +95,10 @@ def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, 
     assert is_clean(second)
 
 
-@pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
     agent = start(**{"grace-s": "600"})
-    daemon.until(lambda: daemon.beats, "it knows that it is welcome")
+    daemon.send("n0", messages.Release("j9", 1.0))
+    daemon.expect("n0", messages.Released, job="j9")  # it knows that it is welcome
     agent.signal(signal.SIGTERM)
     assert daemon.expect("n0", messages.Leaving).in_s == 600
     assert agent.process.wait(PATIENCE_S) == 0

@@ -1,7 +1,9 @@
 """Trials of the way between nodes, over real connections."""
 
 import asyncio
+import itertools
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,19 @@ from malletrain.protocol.payloads import ProbeTarget
 from tests.waiting import PATIENCE_S
 
 TOKEN, OTHER = "ab" * 16, "cd" * 16
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Connections may take long."""
+    monkeypatch.setattr(networks, "CONNECT_S", PATIENCE_S)
+
+
+def set_clock(monkeypatch, interval_s):
+    """Have trials measure time by a clock that goes on by ``interval_s`` each time it is read."""
+    clock = itertools.count()
+    clock_of_trials = SimpleNamespace(monotonic=lambda: interval_s * next(clock))
+    monkeypatch.setattr(networks, "time", clock_of_trials)
 
 
 class Ends:
@@ -46,8 +61,10 @@ class Ends:
         self.caller.close()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05], ids=["connect", "measure"])
-def test_a_way_that_is_open(seconds):
+@pytest.mark.parametrize("seconds", [0.0, 2.0], ids=["connect", "measure"])
+def test_a_way_that_is_open(monkeypatch, seconds):
+    set_clock(monkeypatch, 1.0)
+
     async def play():
         ends = Ends()
         target = ProbeTarget("n1", "127.0.0.1", await ends.listening())
@@ -95,12 +112,19 @@ def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
 
 def test_a_way_too_slow_to_be_waited_for_is_measured_by_what_it_has_carried(monkeypatch):
     """The other end takes what its kernel takes, and never says how much it was."""
+    connect = socket.create_connection
+
+    def patient_connect(address, _):
+        return connect(address, PATIENCE_S)
+
+    monkeypatch.setattr(socket, "create_connection", patient_connect)
+    monkeypatch.setattr(networks, "CONNECT_S", 0.05)
+    set_clock(monkeypatch, 0.0)  # it sends until nothing more is taken
 
     async def play():
         ends = Ends()
         with socket.create_server(("127.0.0.1", 0)) as silent:
             target = ProbeTarget("n1", "127.0.0.1", silent.getsockname()[1])
-            monkeypatch.setattr(networks, "CONNECT_S", 0.05)
             measured = (await ends.tried(target, seconds=0.05))["n1"]
             tried = (await ends.tried(target))["n1"]
         ends.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from tests.waiting import PATIENCE_S, until
 WORKER = """
 import os, signal, sys, threading, time
 from malletrain.protocol.job_files import STACKS_SIGNAL
-from malletrain.training.report import install_stack_signal
+from malletrain.training.report import install_stack_signal, remove_stack_signal
 if sys.argv[1] == "forked":  # by one that had offered, and withdrew
     signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
 install_stack_signal()
@@ -31,9 +32,13 @@ def deep_in_the_step():
         with lock:
             lock.acquire()
 if sys.argv[1] == "child":
+    receiver, sender = os.pipe()
     if os.fork() == 0:
-        stacks.remove()
+        remove_stack_signal()
+        os.write(sender, b"x")
         time.sleep(3600)
+    os.close(sender)
+    assert os.read(receiver, 1), "the child has ended"
 deep_in_the_step()
 """
 
@@ -56,7 +61,8 @@ def start(tmp_path):
 
     yield worker
     for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it had ended, and has been waited for
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
 
@@ -82,7 +88,8 @@ def ask(directory, ranks):
     return {message.rank: message for message in answers}
 
 
-def test_workers_say_where_they_stand_whatever_holds_them(start, tmp_path):
+def test_workers_say_where_they_stand_whatever_holds_them(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("malletrain.agent.stacks.RESPONSE_TIMEOUT_S", PATIENCE_S)
     ranks = {start(how).pid: rank for rank, how in enumerate(("call", "lock"))}
     for _ in range(2):  # the second answer is not the first one again
         answers = ask(tmp_path, ranks)
@@ -111,8 +118,9 @@ def test_only_who_offered_is_asked(start, tmp_path):
 
 def test_a_child_of_a_worker_is_no_worker(start, tmp_path):
     worker = start("child")
-    worker.wait()
-    until(lambda: not stack_file_holders(tmp_path), "the child has closed the file")
+    assert worker.wait() == 0
+    assert not stack_file_holders(tmp_path), "the child has closed the file"
+    os.killpg(worker.pid, 0)  # and goes on
 
 
 def test_a_worker_whose_parent_was_one_offers_too(start, tmp_path):

@@ -108,7 +108,7 @@ def test_which_command_lines_are_refused(argv, problem):
 
 def call(daemon, user, op, **params):
     with daemon.client(user) as client:
-        return client.call(op, params)
+        return client.call(op, params, wait_s=params.get("wait_s", 0.0))
 
 
 def begin(daemon, job, user="ann", **params):
@@ -116,8 +116,11 @@ def begin(daemon, job, user="ann", **params):
 
 
 @pytest.fixture
-def running(start, agent):  # noqa: F811
-    """A daemon, a job of ann with two processes on a node, and the agent of that."""
+def running(start, agent, monkeypatch):  # noqa: F811
+    """A daemon, a job of ann with two processes on a node, and the agent of that. A request may
+    wait for as long as the tests do.
+    """
+    monkeypatch.setattr("malletrain.daemon.api.commands.MAX_WAIT_S", PATIENCE_S)
     machine = Imagined("n0")
     daemon = start(machine)
     job = daemon.submit("ann", nproc_per_node=2)
@@ -228,7 +231,7 @@ def test_a_command_ends_when_the_agent_connects_again(running):
     daemon, job, anns = running
     name = begin(daemon, job)["command"]
     anns.hello()
-    view = call(daemon, "ann", "command-output", command=name, cursor=0, wait_s=10.0)
+    view = call(daemon, "ann", "command-output", command=name, cursor=0, wait_s=PATIENCE_S)
     assert "was interrupted" in view["sentence"]
 
 

@@ -27,11 +27,16 @@ def refused(client):
     return False
 
 
+def replace_list(folder, text):
+    """Replace the list at once: the daemon could read a list that is being written."""
+    (folder / "users.new").write_text(text)
+    (folder / "users.new").replace(folder / "users")
+
+
 def take_off(folder, name):
     """Take the user off the list."""
     lines = (folder / "users").read_text().splitlines(keepends=True)
-    (folder / "users.new").write_text("".join(one for one in lines if not one.startswith(name)))
-    (folder / "users.new").replace(folder / "users")
+    replace_list(folder, "".join(one for one in lines if not one.startswith(name)))
 
 
 @pytest.fixture
@@ -94,8 +99,7 @@ def test_a_revoked_key_is_out_and_a_new_one_in(tmp_path):
     old, others = USERS["ann"].public, (tmp_path / "users").read_text()
     with running.client("ann") as client, running.client("bob") as bob:
         assert client.job(job).job.owner == "ann"
-        (tmp_path / "users.new").write_text(others.replace(old, new.public))
-        (tmp_path / "users.new").replace(tmp_path / "users")
+        replace_list(tmp_path, others.replace(old, new.public))
         until(lambda: refused(client), "the old key is out")
         with pytest.raises(ClientError):
             client.cancel([job])
@@ -121,7 +125,7 @@ def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(runnin
     assert not problem_count()
     with running.client("ann") as client:
         whole = users.read_text()
-        users.write_text(f"{whole}bob no key at all\n")
+        replace_list(tmp_path, f"{whole}bob no key at all\n")
         until(problem_count, "a line is told")
         assert f"line {len(whole.splitlines()) + 1}" in output
         assert client.status().pid, "the other lines are in force"
@@ -138,9 +142,8 @@ def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(runnin
 
 
 def test_users_whose_line_is_ignored_are_told_and_learn_nothing_of_other_lines(running, tmp_path):
-    users = tmp_path / "users"
     with running.client("ann") as client, running.client("olga") as olga:
-        users.write_text(f"ann: {USERS['ann'].public}\nbob {USERS['bob'].public}\n")
+        replace_list(tmp_path, f"ann: {USERS['ann'].public}\nbob {USERS['bob'].public}\n")
         until(lambda: refused(client), "the line is ignored")
         with pytest.raises(ClientError, match="has your key in a line that it ignores") as caught:
             client.status()

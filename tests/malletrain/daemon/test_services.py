@@ -15,15 +15,20 @@ from malletrain.client.address import Address
 from malletrain.client.aio import AsyncConnection
 from malletrain.core.start_costs import StartCost
 from malletrain.core.state import ControllerState
+from malletrain.daemon.api import service_operations
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from tests.malletrain.daemon.forged import USERS, Agent, Imagined, RunningDaemon
-from tests.waiting import until
+from tests.waiting import NEVER_S, until
 
-LONG_S = 60.0
-"""A wait that no test reaches."""
 WAITING = 200
 """Clients that wait at the same time."""
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch):
+    """A client may wait for as long as it likes."""
+    monkeypatch.setattr(service_operations, "MAX_MEMBERS_WAIT_S", NEVER_S)
 
 
 class Service:
@@ -68,7 +73,7 @@ class Service:
         """The answer to a client that waits with the version of ``view`` while ``act`` happens."""
         waiting = self.daemon.components.message_router.long_polls
         with ThreadPoolExecutor(1) as thread:
-            answer = thread.submit(self.members, since=view.version, wait_s=LONG_S)
+            answer = thread.submit(self.members, since=view.version, wait_s=NEVER_S)
             until(lambda: waiting or answer.done(), "it waits")
             assert not answer.done(), "nothing has changed yet"
             act()
@@ -234,10 +239,10 @@ def world(tmp_path_factory):
 
 def test_values_lapse_unless_they_are_renewed(service):
     service.worth({1: 40.0, 2: 50.0})
-    service.worth({1: 1.0}, expires_s=LONG_S)
+    service.worth({1: 1.0}, expires_s=NEVER_S)
     view = service.members()
     assert view.values == {1: 1.0}
-    assert 0.0 < view.values_expire_in_s <= LONG_S
+    assert 0.0 < view.values_expire_in_s <= NEVER_S
     service.restart()
     assert service.members().values == {1: 1.0}, "the limit outlives the daemon"
     service.worth({1: 2.0}, expires_s=1.0)
@@ -249,8 +254,9 @@ def test_values_lapse_unless_they_are_renewed(service):
 
 
 def test_values_of_its_own_process_lapse_too(service):
-    service.agents[0].say(messages.Worth(service.job, {1: 80.0}, 1.0))
+    service.agents[0].say(messages.Worth(service.job, {1: 80.0}, NEVER_S))
     until(lambda: service.record.curve.at(2) == 80.0, "they count")
+    service.agents[0].say(messages.Worth(service.job, {1: 80.0}, 1.0))
     until(lambda: service.record.curve.at(2) == 20.0, "those of the submission count again")
 
 
@@ -260,7 +266,7 @@ def test_values_of_its_own_process_lapse_too(service):
 def test_a_client_hears_of_each_change_at_once(service):
     service.say(loading=True)
     until(lambda: len(service.members().members) == 1, "a member")
-    view = service.members(since="of another time", wait_s=LONG_S)  # answered at once
+    view = service.members(since="of another time", wait_s=NEVER_S)  # answered at once
     assert [m.loading for m in view.members] == [True]
     view = service.after(view, lambda: service.say(start_s=3.0))
     assert [m.loading for m in view.members] == [False]
@@ -274,7 +280,7 @@ def test_a_client_hears_of_each_change_at_once(service):
         view = service.after(view, lambda: client.cancel([service.job]))
     assert (view.members, view.version) == ((), "")
     assert view.state == "cancelled"
-    assert service.members(since="", wait_s=LONG_S).version == "", "it has ended: no wait"
+    assert service.members(since="", wait_s=NEVER_S).version == "", "it has ended: no wait"
 
 
 def test_many_waiting_clients_block_nobody(service):
@@ -295,7 +301,7 @@ def test_many_waiting_clients_block_nobody(service):
 
     async def ask():
         connections = [AsyncConnection(address) for _ in range(4)]
-        operation = operations.members(service.job, since=version, wait_s=LONG_S)
+        operation = operations.members(service.job, since=version, wait_s=NEVER_S)
         waiting = [asyncio.create_task(connections[i % 4].do(operation)) for i in range(WAITING)]
         router = service.daemon.components.message_router
         await asyncio.to_thread(until, lambda: len(router.long_polls) == WAITING, "all wait")

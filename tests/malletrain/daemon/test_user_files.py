@@ -13,7 +13,7 @@ from malletrain.daemon.jobs import user_files
 from malletrain.daemon.jobs.admission import problem_of
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.protocol import messages
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import NEVER_S, PATIENCE_S, until
 
 
 class Hanging:
@@ -21,10 +21,17 @@ class Hanging:
 
     def __init__(self, folder, monkeypatch) -> None:
         self.folder = str(folder)
+        self._monkeypatch = monkeypatch
         self.answers = threading.Event()
         self.calls = 0
+        monkeypatch.setattr(user_files, "ANSWER_S", 0.05)
         for module, name in ((os, "open"), (os.path, "isfile"), (os.path, "isdir")):
             monkeypatch.setattr(module, name, self._waiting(getattr(module, name)))
+
+    def answer(self) -> None:
+        """Answer from now on. However long that takes, an answer is one."""
+        self._monkeypatch.setattr(user_files, "ANSWER_S", NEVER_S)
+        self.answers.set()
 
     def _waiting(self, call):
         def waiting(path, *arguments, **options):
@@ -38,11 +45,10 @@ class Hanging:
 
 @pytest.fixture
 def hanging(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_files, "ANSWER_S", 0.05)
     (tmp_path / "nfs").mkdir()
     made = Hanging(tmp_path / "nfs", monkeypatch)
     yield made
-    made.answers.set()
+    made.answer()
     for thread in list(user_files._unanswered.values()):  # noqa: SLF001
         thread.join(PATIENCE_S)
     assert user_files.is_folder(str(tmp_path))
@@ -80,7 +86,7 @@ def test_a_job_whose_script_does_not_come_has_a_key_all_the_same(hanging):
 def test_a_file_system_that_answers_again_is_asked_again(hanging, tmp_path):
     script = tmp_path / "nfs" / "train.py"
     assert user_files.is_file(str(script))
-    hanging.answers.set()
+    hanging.answer()
     until(lambda: not user_files.is_file(str(script)), "there is no such file")
     script.write_text("1")
     assert user_files.is_file(str(script))
@@ -93,7 +99,8 @@ def test_when_too_many_folders_do_not_answer_none_is_asked(hanging):
     assert hanging.calls == user_files.MAX_UNANSWERED
 
 
-def test_the_sentences_are_those_of_before(tmp_path):
+def test_the_sentences_are_those_of_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(user_files, "ANSWER_S", NEVER_S)
     missing = spec_in(tmp_path)
     assert "sees no file" in problem_of(missing)
     (tmp_path / "train.py").touch()

@@ -186,6 +186,15 @@ def test_rows_of_tensorboard_are_stored_before_a_planned_change(tmp_path):
     writer.close()
 
 
+def name_by_round(folder, number):
+    """Put the number into the names of TensorBoard's new files, in whose order it reads them: they
+    are of one second and one process here.
+    """
+    for file in folder.glob("*/events.*"):
+        if "round" not in file.name:
+            file.rename(file.with_name(f"round-{number:02d}.{file.name}"))
+
+
 @pytest.fixture
 def mlflow(job, tmp_path):
     """MLflow on a store of files."""
@@ -255,6 +264,7 @@ def test_the_callbacks_of_trainer_log_into_one_run(mlflow, job, tmp_path, stop):
         for each in trainer.callback_handler.callbacks:
             if writer := getattr(each, "tb_writer", None):
                 writer.close()
+        name_by_round(tmp_path / "out" / "runs", stop or 99)
 
     train(8, stop)
     train(4, 0)
@@ -326,10 +336,7 @@ def test_the_loggers_of_lightning_go_on_with_one_version(job, tmp_path, stop):
             pass
         for logger in trainer.loggers:
             logger.finalize("success")
-        # TensorBoard goes by the files' names, which are of one second and one process here
-        for file in tmp_path.glob("board/*/events.*"):
-            if "round" not in file.name:
-                file.rename(file.with_name(f"round-{stop or dies_at or 99:02d}.{file.name}"))
+        name_by_round(tmp_path / "board", stop or dies_at or 99)
 
     train(8, stop)
     train(8, 0, dies_at=stop + 3)  # lost without notice: three steps come again

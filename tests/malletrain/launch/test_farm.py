@@ -25,8 +25,9 @@ from malletrain.protocol import messages
 from malletrain.protocol.farm import FarmSpec, TaskItem
 from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order
 from malletrain.protocol.messages import Peer, TaskPull, TaskResults
+from tests.malletrain.agent.node_side import alive
 from tests.malletrain.launch.fake_agent import FakeAgent
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import NEVER_S, PATIENCE_S, until
 
 NODE = Peer("n0", "127.0.0.1")
 
@@ -39,7 +40,7 @@ def spec_of(*command, **fields):
 class Node:
     """A launcher and its agent. The view with it has been sent."""
 
-    def __init__(self, folder, farm, **setting):
+    def __init__(self, folder, farm, program=("-m", "malletrain.launch.farm"), **setting):
         self.agent, self.folder = FakeAgent(folder), folder
         self.serial, self.heard = 0, []
         workdir = folder / "work"
@@ -48,7 +49,7 @@ class Node:
         tasks = TaskSetting(dict(os.environ), **setting)
         order = LaunchOrder("j1", job, self.agent.endpoint, "127.0.0.1", ".", 5.0, 60.0, tasks)
         write_order(folder / "order.json", order)
-        command = [sys.executable, "-m", "malletrain.launch.farm"]
+        command = [sys.executable, *program]
         self.process = subprocess.Popen(
             [*command, "--launch", str(folder / "order.json")],
             env={**os.environ, "MALLETRAIN_NODE": "n0"},
@@ -99,8 +100,8 @@ def until_drained_for(path):
 
 
 @contextmanager
-def node(folder, farm, **setting):
-    made = Node(folder, farm, **setting)
+def node(folder, farm, **options):
+    made = Node(folder, farm, **options)
     try:
         yield made
     finally:
@@ -479,16 +480,27 @@ def test_an_exit_code_after_a_stop_means_nothing(tmp_path):
         assert launcher.heard == []
 
 
+PATIENT = f"""
+import sys
+from malletrain.launch import farm
+farm.NOTICE_S = {NEVER_S}
+sys.exit(farm.main())
+"""
+
+
 def test_a_task_that_ends_by_the_notice_of_its_lease_has_not_failed(tmp_path):
     """The main scheduler sends SIGTERM to all processes; the view that the node leaves follows."""
-    with node(tmp_path, spec_of("sh", "-c", "echo $$ > pid; exec sleep 1000")) as launcher:
+    farm = spec_of("sh", "-c", "echo $$ > pid; exec sleep 1000")
+    with node(tmp_path, farm, program=("-c", PATIENT)) as launcher:
         launcher.begin()
         launcher.give(["1"])
         file = tmp_path / "work" / "pid"
         pid = until(lambda: file.exists() and file.read_text().strip(), "the task runs")
         os.kill(int(pid), signal.SIGTERM)
+        until(lambda: not psutil.pid_exists(int(pid)), "the launcher has seen the end")
         launcher.view(Peer("n0", "127.0.0.1", gone_in_s=60.0))
-        launcher.hear(messages.Drained)
+        while not isinstance(message := launcher.agent.hear(), messages.Drained):
+            assert not isinstance(message, TaskResults)
         assert launcher.agent.socket.poll(0) == 0
         launcher.agent.say(messages.TaskQuery("j1"))
         assert launcher.hear(TaskPull).tasks == ()
@@ -516,12 +528,7 @@ def test_what_a_task_leaves_in_its_group_is_killed(tmp_path):
         launcher.give(["1"])
         assert launcher.result().code == 0
         pid = int((tmp_path / "work" / "pid").read_text())
-        until(
-            lambda: (
-                not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-            ),
-            "it is gone",
-        )
+        until(lambda: not alive(pid), "it is gone")
 
 
 def test_a_release_ends_the_launcher_and_its_tasks(tmp_path):

@@ -55,7 +55,7 @@ def test_a_leaver_hands_its_state_to_the_node_that_goes_on(tmp_path):
         second = ("j1", cluster.form("n1"), "rank0")
         done = (tmp_path / "done").read_bytes()
         went_on = b"\nrestored True " + done + b"\nstep "
-        daemon.until(lambda: b"\nstep" in daemon.logs.get(second, b""), "n1 trains")
+        daemon.until(lambda: b"\nstep " in daemon.logs.get(second, b""), "n1 trains")
         assert went_on in b"\n" + daemon.logs[second]
         assert not (Path(tmp_path) / "disk-n0").exists()
         (folder,) = folders(cluster.agents["n1"])

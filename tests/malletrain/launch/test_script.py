@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from malletrain.launch import script as runner
+from tests.waiting import PATIENCE_S
 
 FORKED = (
     "import sys; from malletrain.launch import script; from malletrain.launch.fork_server import "
@@ -179,7 +180,7 @@ def test_a_thread_in_cpp_does_not_fail_a_script_that_is_done(tmp_path):
 
 
 OUTLIVES = """
-import gc, torch
+import gc, time, torch
 import torch.distributed as dist
 from pathlib import Path
 
@@ -192,9 +193,15 @@ def train():
 for _ in range(3):  # torch itself keeps the newest one
     train()
     gc.collect()
-names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-print(sum("gloo_runloop" in name for name in names) // 2, dist.is_initialized())
-"""
+def count():
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo_runloop" in name for name in names)
+
+deadline = time.monotonic() + PATIENCE_S
+while count() < 6 and time.monotonic() < deadline:  # a thread begins, and then has its name
+    time.sleep(0.01)
+print(count() // 2, dist.is_initialized())
+""".replace("PATIENCE_S", str(PATIENCE_S))
 
 
 def test_a_group_that_a_model_outlives_stays(tmp_path):

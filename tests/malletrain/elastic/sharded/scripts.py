@@ -83,7 +83,8 @@ def alone(options: dict[str, Any]) -> list[float]:
 def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = False) -> None:
     """An epoch. Every step that counts is a line of JSON in the worker's own file. ``gates``:
     before these steps it waits for a file ``go-STEP``. ``crawl``: 20 ms so many times a step until
-    there is a file ``go``. ``late``: (rank, step) to which the word
+    there is a file ``go``. ``holds``: (generation, step) in which it waits for the loss of a peer.
+    ``late``: (rank, step) to which the word
     does not come that all have their gradients. ``behind``: (rank, step) that does not make the
     update after so many in the first round, and waits for the loss of a peer. ``asks``: for a hash
     before the loop, too, and rank 0 alone saves after it. ``fault``: where a process dies at the
@@ -127,6 +128,7 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
                 loss = loss_of(model(x), y) * run.loss_weight
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                hold(run, options)
                 if options.get("slow"):
                     time.sleep(options["slow"])
                 for _ in range(options.get("crawl", 0)):
@@ -171,6 +173,15 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(end))
     if "asks" in options and run.rank == 0:  # where all should
         run.save()
+
+
+def hold(run: elastic.Run, options: dict[str, Any]) -> None:
+    """Wait for the loss of a peer in the step that ``options["holds"]`` names, (generation, step),
+    so that the training does not end before the loss.
+    """
+    if (run.generation, run.steps_done) == options.get("holds"):
+        while not run.membership.group.broken:
+            time.sleep(0.005)
 
 
 def stay_behind(run: elastic.Run, rank: int, done: int) -> None:

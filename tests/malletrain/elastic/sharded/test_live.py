@@ -187,7 +187,7 @@ NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}
 @pytest.mark.thorough
 def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
     """Nothing but the step in progress is done again, and every sample counts once."""
-    options = {"samples": 480, "gates": [10], "run": {"shard": "node"}, "slow": 0.02}
+    options = {"samples": 480, "gates": [10], "run": {"shard": "node"}, "holds": (2, 20)}
     with conducted(tmp_path, scripts.train, str(tmp_path), options, **NODES_OF_2) as c:
         members = c.start(2)
         c.round(members)
@@ -230,7 +230,12 @@ def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path)
 )
 def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
     """From the neighbours' copies, at most ``every`` steps back; without, from the snapshot."""
-    options = {"samples": 240, "run": {"replicate_every": every}, "snapshot": True, "slow": 0.02}
+    options = {
+        "samples": 240,
+        "run": {"replicate_every": every},
+        "snapshot": True,
+        "holds": (1, 10),
+    }
     with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
         *members, joiner = c.start(4)
         c.round(members)

@@ -22,7 +22,7 @@ from tests.malletrain.elastic.sharded.test_live import that_count
 from tests.malletrain.elastic.test_run import change_at, records
 from tests.torch_versions import trains_shards
 
-OPTIONS: dict[str, Any] = {"samples": 240, "gates": [8]}
+OPTIONS: dict[str, Any] = {"samples": 240, "gates": [8], "holds": (2, 12)}
 THAWS, EVALUATES = 3, 5
 """After so many steps, and never again: a joiner comes too late for it."""
 
@@ -76,7 +76,7 @@ def train(folder: str, replicate_every: int) -> None:
                 run.optimizer.zero_grad()
                 loss = scripts.loss_of(run.model(x), y) * run.loss_weight
                 loss.backward()
-                time.sleep(0.02)
+                scripts.hold(run, OPTIONS)
                 run.optimizer.step()
             if step.aborted:
                 continue

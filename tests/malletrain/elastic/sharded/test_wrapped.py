@@ -74,7 +74,7 @@ def test_a_wrapped_model_grows_and_goes_on_after_a_loss(tmp_path, monkeypatch, e
         "gates": [6],
         "run": {"replicate_every": every},
         "snapshot": True,
-        "slow": 0.02,
+        "holds": (2, 10),
     }
     with conducted(tmp_path, train, str(tmp_path), options) as c:
         members, new = c.start(2), c.start(1)

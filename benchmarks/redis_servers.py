@@ -48,7 +48,7 @@ def redis_servers(count: int) -> Iterator[Servers]:
         assert process.poll() is None, f"Redis ended with status {process.returncode}."
         try:
             return bool(redis.Redis(port=port).ping())
-        except redis.ConnectionError:
+        except (redis.ConnectionError, redis.TimeoutError):
             return False
 
     try:
@@ -81,7 +81,9 @@ class RedisClient:
     def __init__(self, ports: Sequence[int]) -> None:
         import redis
 
-        self._servers = [redis.Redis(port=port, socket_read_size=REDIS_READ) for port in ports]
+        # Newer clients send a request again after 5 s, and its bytes would count twice.
+        options = {"socket_read_size": REDIS_READ, "socket_timeout": None}
+        self._servers = [redis.Redis(port=port, **options) for port in ports]
 
     def _server(self, key: str) -> Any:
         return self._servers[

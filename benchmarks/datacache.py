@@ -170,8 +170,8 @@ def measure(
 def churn(
     setting: BenchmarkSetting, server: SourceServer, seconds: float, every_s: float
 ) -> dict[str, Any]:
-    """Replace two of four nodes repeatedly. The memory of the nodes has room for all of the
-    data.
+    """Replace two of four nodes repeatedly, once at least. The memory of the nodes has room for
+    all of the data.
     """
     setting = replace(setting, fraction=0.5)
     steps_of_epoch = setting.samples // BATCH
@@ -185,7 +185,7 @@ def churn(
         job.read(0)
         epoch, began = 1, time.monotonic()
         due = began + every_s
-        while time.monotonic() < began + seconds or position:
+        while time.monotonic() < began + seconds or position or not replaced:
             if time.monotonic() > due:
                 job.lose(2)
                 job.add(2)

@@ -248,7 +248,9 @@ def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_
 
     # 10 nodes: two of the 5s fit, or one 6 and nothing else; two is more, and the better two win.
     allocation = solve(
-        [job("a", 5, 1.0), job("b", 5, 3.0), job("c", 5, 2.0), job("d", 6, 100.0)], {"default": 10}
+        [job("a", 5, 1.0), job("b", 5, 3.0), job("c", 5, 2.0), job("d", 6, 100.0)],
+        {"default": 10},
+        time_limit_s=30.0,
     )
     assert set(allocation.sizes) == {"b", "c"}
     assert allocation.dropped == ("a", "d")
@@ -259,7 +261,7 @@ def test_as_few_must_run_jobs_as_possible_are_dropped_and_the_least_valuable_of_
 def test_must_run_jobs_win_over_any_value() -> None:
     rich = Bid("rich", {"default": SizeValues([4], [1e9])})
     poor = Bid("poor", {"default": SizeValues([1, 4], [-5.0, -1.0])}, -math.inf)
-    allocation = solve([rich, poor], {"default": 4})
+    allocation = solve([rich, poor], {"default": 4}, time_limit_s=30.0)
     assert allocation.sizes == {"poor": ("default", 4)}
     assert allocation.objective == -1.0
 
@@ -267,7 +269,9 @@ def test_must_run_jobs_win_over_any_value() -> None:
 def test_a_must_run_job_that_fits_nowhere_takes_no_room_from_others() -> None:
     huge = Bid("huge", {"default": SizeValues([50], [9.0])}, -math.inf)
     allocation = solve(
-        [huge, Bid("small", {"default": SizeValues([1, 2], [1.0, 2.0])})], {"default": 8}
+        [huge, Bid("small", {"default": SizeValues([1, 2], [1.0, 2.0])})],
+        {"default": 8},
+        time_limit_s=30.0,
     )
     assert allocation.sizes == {"small": ("default", 2)}
     assert allocation.dropped == ("huge",)
@@ -275,19 +279,25 @@ def test_a_must_run_job_that_fits_nowhere_takes_no_room_from_others() -> None:
 
 def test_where_two_sizes_are_worth_the_same_the_smaller_wins() -> None:
     allocation = solve(
-        [Bid("a", {"default": SizeValues([2, 3, 7], [5.0, 5.0, 5.0])})], {"default": 8}
+        [Bid("a", {"default": SizeValues([2, 3, 7], [5.0, 5.0, 5.0])})],
+        {"default": 8},
+        time_limit_s=30.0,
     )
     assert allocation.sizes == {"a": ("default", 2)}
 
 
 def test_alike_jobs_keep_what_they_have() -> None:
     equal_bids = [Bid(name, {"default": SizeValues([1, 4], [1.0, 4.0])}) for name in "abc"]
-    first = solve(equal_bids, {"default": 5}).sizes
+    first = solve(equal_bids, {"default": 5}, time_limit_s=30.0).sizes
     assert first == {"a": ("default", 4), "b": ("default", 1)}
     running = [replace(bid, current=first.get(bid.job)) for bid in equal_bids]
-    assert solve(running[::-1], {"default": 5}).sizes == first
-    assert solve(running[::-1], {"default": 1}).sizes == {"b": ("default", 1)}, "it has it already"
-    assert solve(running[::-1], {"default": 2}).sizes.keys() == {"a", "b"}, "who runs goes on"
+
+    def sizes(nodes: int) -> dict[str, tuple[str, int]]:
+        return solve(running[::-1], {"default": nodes}, time_limit_s=30.0).sizes
+
+    assert sizes(5) == first
+    assert sizes(1) == {"b": ("default", 1)}, "it has it already"
+    assert sizes(2).keys() == {"a", "b"}, "who runs goes on"
 
 
 class MonotonicClock:
@@ -343,7 +353,7 @@ def test_without_a_clock_the_best_plan_is_proven() -> None:
 def test_where_there_is_nothing_to_win_the_plan_is_empty(
     bids: list[Bid], capacity: dict[str, int]
 ) -> None:
-    allocation = solve(bids, capacity)
+    allocation = solve(bids, capacity, time_limit_s=30.0)
     assert allocation.sizes == {}
     assert (allocation.objective, allocation.gap, allocation.status) == (0.0, 0.0, "optimal")
 

@@ -177,7 +177,7 @@ def test_a_process_writes_its_records(tmp_path: Path, monkeypatch: pytest.Monkey
     first, second = records_of(tmp_path / "steps")
     assert (first.training, first.node, first.position, first.total) == (3, "n7", 0, 64)
     assert (second.position, second.total) == (64, 0)
-    assert first.ended - first.began >= 0.01
+    assert first.ended - first.began > 0.01 - 2e-4  # their records have four digits
     assert second.began >= first.ended
 
 

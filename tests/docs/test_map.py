@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "map.md").read_text("utf-8")
 
 
-@pytest.mark.timeout(600)
 def test_the_page_as_it_stands(tmp_path):
     with site(tmp_path / "site") as standing:
         folder = os.path.dirname(sys.executable)

@@ -12,7 +12,6 @@ import sys
 
 import psutil
 import pytest
-from fedcase.flower import free_port
 from fedcase.state import TrainingStateError, load
 
 from malletrain.submission.options import ScriptOptions
@@ -20,6 +19,7 @@ from malletrain.submission.spec import build
 from tests.integration.embedded import site
 from tests.jobscripts.federated.flower_environment import PACKAGE, ROOT, environment, flower
 from tests.jobscripts.federated.tasks import CLIENTS
+from tests.ports import free_ports
 
 NODE = """
 import os, sys
@@ -79,8 +79,9 @@ class Rounds:
 @pytest.mark.thorough
 def test_each_round_counts_once_whatever_is_killed(tmp_path):
     flower()
-    with site(tmp_path, nodes=3) as s:
-        server = Rounds(tmp_path / "training", free_port(), rounds=6)
+    port, reservation = free_ports(1)
+    with reservation, site(tmp_path, nodes=3) as s:
+        server = Rounds(tmp_path / "training", port, rounds=6)
         server.start()
         try:
             _kill_one_after_another(s, server)

@@ -4,6 +4,7 @@ and MalleTrain works where nothing but the wheel is installed.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -71,7 +72,9 @@ def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
     ],
 )
 def test_an_example_workload_is_a_distribution_of_its_own(tree, tmp_path, folder, name):
-    build("wheel", tree / "jobscripts" / folder, tmp_path)
+    source = tmp_path / "source"  # a build leaves files in it, which are none of the tree
+    shutil.copytree(tree / "jobscripts" / folder, source)
+    build("wheel", source, tmp_path)
     (made,) = tmp_path.glob("*.whl")
     tops = {entry.split("/")[0] for entry in zipfile.ZipFile(made).namelist()}
     assert tops == {name, made.name.removesuffix("-py3-none-any.whl") + ".dist-info"}

@@ -19,6 +19,7 @@ from fedcase.state import StateFolder, TrainingStateError, lock
 
 from tests.jobscripts.federated.flower_environment import environment
 from tests.jobscripts.federated.test_state import state
+from tests.ports import free_ports
 from tests.waiting import until
 
 SUPERLINK = f"""#!{sys.executable}
@@ -63,8 +64,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(server, "CHECK_S", 0.0)
 
 
-def test_a_run_that_fails_is_started_again_and_then_given_up(tmp_path):
-    port = _port()
+@pytest.fixture
+def port():
+    """A port that no other test gets while this one runs."""
+    number, reservation = free_ports(1)
+    with reservation:
+        yield number
+
+
+def test_a_run_that_fails_is_started_again_and_then_given_up(tmp_path, port):
     ended = "{'success': True, 'run-id': '7', 'runs': [{'status': 'finished:failed'}]}"
     one = FederatedServer(options(tmp_path), "127.0.0.1", port, programs(tmp_path, ended))
     with pytest.raises(ServerError, match="The run has failed: failure 4 since round 0"):
@@ -72,34 +80,33 @@ def test_a_run_that_fails_is_started_again_and_then_given_up(tmp_path):
     assert calls(tmp_path) == ["run", "list"] * 4
 
 
-def test_a_superlink_that_cannot_start_is_given_up(tmp_path):
+def test_a_superlink_that_cannot_start_is_given_up(tmp_path, port):
     folder = programs(tmp_path)
     (tmp_path / "bin" / "flower-superlink").write_text("#!/bin/sh\nexit 3\n")
-    one = FederatedServer(options(tmp_path), "127.0.0.1", _port(), folder)
+    one = FederatedServer(options(tmp_path), "127.0.0.1", port, folder)
     with pytest.raises(ServerError, match="The SuperLink has ended: failure 4 since"):
         one.run()
 
 
-def test_it_ends_when_all_rounds_count(tmp_path):
+def test_it_ends_when_all_rounds_count(tmp_path, port):
     with StateFolder(tmp_path / "state") as folder:
         folder.save(state())
         folder.save(state(1))
         folder.save(state(1, 2))
-    one = FederatedServer(options(tmp_path), "127.0.0.1", _port(), programs(tmp_path))
+    one = FederatedServer(options(tmp_path), "127.0.0.1", port, programs(tmp_path))
     assert one.run() == 2
     assert calls(tmp_path) == []
 
 
-def test_one_server_for_a_folder(tmp_path):
-    one = FederatedServer(options(tmp_path), "127.0.0.1", _port(), programs(tmp_path))
+def test_one_server_for_a_folder(tmp_path, port):
+    one = FederatedServer(options(tmp_path), "127.0.0.1", port, programs(tmp_path))
     file = lock(tmp_path / "state" / "server.lock")
     with pytest.raises(TrainingStateError, match="Another server trains with the state in"):
         one.run()
     os.close(file)
 
 
-def test_the_superlink_dies_with_a_killed_server(tmp_path):
-    port = _port()
+def test_the_superlink_dies_with_a_killed_server(tmp_path, port):
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "fedcase.server", str(tmp_path / "state"), "--port", str(port)),
@@ -199,12 +206,6 @@ def test_the_help_has_every_option_with_its_default(capsys):
             assert f"(default {field.default})" in its_help.partition(" --")[0], field.name
     for name in ("--host", "--port", "--flower", "--authority"):
         assert f" {name} " in text
-
-
-def _port():
-    from fedcase.flower import free_port
-
-    return free_port()
 
 
 def _listens(port):

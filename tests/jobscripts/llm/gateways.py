@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ class GatewaySite:
         configuration: of the gateway; ``{engines}`` is the list of the engines' addresses.
         engines: number of engines.
         times: of their iterations.
+        clock: of the engines, seconds.
     """
 
     def __init__(
@@ -130,7 +132,9 @@ class GatewaySite:
         configuration: str = CONFIGURATION,
         engines: int = 1,
         times: EngineTimes = TIMES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.folder = folder
         self.engines: list[LiveEngine] = []
         self.engine_servers: list[uvicorn.Server] = []
@@ -149,7 +153,7 @@ class GatewaySite:
 
     def start_engine(self, address: str, times: EngineTimes = TIMES) -> uvicorn.Server:
         """Start an engine at an address; return its server."""
-        engine = LiveEngine(times, Capacity(8, 100_000))
+        engine = LiveEngine(times, Capacity(8, 100_000), self._clock)
         self.engines.append(engine)
         config = uvicorn.Config(
             make_app(engine, "simulated"), log_level="warning", timeout_graceful_shutdown=0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,29 @@ from tests.waiting import PATIENCE_S
 
 TIMES = EngineTimes(0.001, 0.0, 0.0, 0.0)
 PAUSE_S = 0.002
+
+
+class HandClock:
+    """The clock of simulated engines, seconds. It stands still until it is started: what is done to
+    an engine meanwhile finds it at the same token, however long it takes.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        self._started_at: float | None = None
+
+    def __call__(self) -> float:
+        if self._started_at is None:
+            return self._ahead_s
+        return self._ahead_s + time.monotonic() - self._started_at
+
+    def move(self, seconds: float) -> None:
+        """Move it on while it stands still."""
+        self._ahead_s += seconds
+
+    def start(self) -> None:
+        """Let it run from now on."""
+        self._started_at = time.monotonic()
 
 
 async def until_async(condition: Callable[[], object], what: str) -> None:
@@ -47,10 +71,15 @@ class LocalEngine:
     """One simulated engine on a Unix socket."""
 
     def __init__(
-        self, path: Path, capacity: Capacity, load_s: float = 0.0, times: EngineTimes = TIMES
+        self,
+        path: Path,
+        capacity: Capacity,
+        load_s: float = 0.0,
+        times: EngineTimes = TIMES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path, self.capacity, self.load_s = path, capacity, load_s
-        self.engine = LiveEngine(times, capacity)
+        self.engine = LiveEngine(times, capacity, clock)
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -79,11 +108,16 @@ class LocalEngine:
 
 @contextlib.asynccontextmanager
 async def engines(
-    folder: Path, number: int = 1, slots: int = 8, kv_tokens: int = 100_000
+    folder: Path,
+    number: int = 1,
+    slots: int = 8,
+    kv_tokens: int = 100_000,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[list[LocalEngine]]:
     """Yield this number of started engines."""
     made = [
-        LocalEngine(folder / f"e{index}", Capacity(slots, kv_tokens)) for index in range(number)
+        LocalEngine(folder / f"e{index}", Capacity(slots, kv_tokens), clock=clock)
+        for index in range(number)
     ]
     for engine in made:
         await engine.start()

@@ -19,6 +19,7 @@ from llmserve.states import RequestState
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.jobscripts.llm.gateways import CONFIGURATION, SLOW, TIMES, metric, site
+from tests.jobscripts.llm.live import HandClock
 from tests.waiting import until
 
 CHAT = {"model": "simulated", "messages": [{"role": "user", "content": "Hello"}]}
@@ -39,6 +40,12 @@ def stalled(tmp_path_factory):
     with site(tmp_path_factory.mktemp("stalled"), configuration=configuration, times=SLOW) as made:
         made.wait_for_replica()
         yield made
+
+
+def until_idle(stalled) -> None:
+    """Wait until the next test finds no request."""
+    until(lambda: stalled.running == 0, "the engine computes nothing")
+    until(lambda: len(stalled.gateway.admission) == 0, "no request is open")
 
 
 def answer_to(ids: list[int], count: int) -> str:
@@ -213,7 +220,7 @@ def test_a_limit_is_429_with_its_name_and_when_to_return(stalled):
             stalled.keys.revoke(key.id)
     for stream in streams:
         stream.join()
-    until(lambda: stalled.running == 0, "the engine computes nothing")
+    until_idle(stalled)
 
 
 def test_a_revoked_key_ends_a_stream_with_an_error_event(stalled):
@@ -229,12 +236,12 @@ def test_a_revoked_key_ends_a_stream_with_an_error_event(stalled):
     thread = threading.Thread(target=read)
     thread.start()
     until(lambda: stalled.running == 1, "the request runs")
-    (key,) = [key for key in stalled.keys.list() if key.user == "bob"]
-    stalled.keys.revoke(key.id)
+    stalled.keys.revoke(client.api_key)
     thread.join()
     assert "The key of this request was revoked." in str(caught[0])
     with pytest.raises(openai.AuthenticationError):
         client.models.list()
+    until_idle(stalled)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -250,8 +257,7 @@ def test_a_client_that_is_gone_frees_its_slot(stalled, stream):
         until(lambda: stalled.running == 1, "the request runs")
         if stream:
             connection.recv(1)  # the stream has begun, with a comment
-    until(lambda: stalled.running == 0, "the engine computes nothing")
-    until(lambda: len(stalled.gateway.admission) == 0, "no request is open")
+    until_idle(stalled)
 
 
 def test_comments_while_nothing_is_generated(stalled):
@@ -260,12 +266,13 @@ def test_comments_while_nothing_is_generated(stalled):
         assert answer.status_code == 200
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(4)] == [": waiting", "", ": waiting", ""]
+    until_idle(stalled)
 
 
 def test_a_stream_goes_on_when_its_replica_is_lost(tmp_path):
     """One engine is stopped in the middle of a stream, the other continues it."""
-    times = TIMES.__class__(0.01, 0.0, 0.0, 0.0)
-    with site(tmp_path, engines=2, times=times) as made:
+    clock = HandClock()
+    with site(tmp_path, engines=2, clock=clock) as made:
         made.wait_for_replica()
         until(
             lambda: made.loop.call(
@@ -274,11 +281,14 @@ def test_a_stream_goes_on_when_its_replica_is_lost(tmp_path):
             "both replicas are ready",
         )
         stream = made.client().completions.create(**COMPLETION, max_tokens=200, stream=True)
+        until(lambda: made.running == 1, "it runs")
+        clock.move(20 * TIMES.step_s)
         text = ""
         for chunk in stream:
             if not text:
                 (number,) = [n for n, engine in enumerate(made.engines) if engine.running]
                 made.stop(made.engine_servers[number])
+                clock.start()
             text += chunk.choices[0].text
         assert text == answer_to(tokenize("Hello"), 200)
         until(lambda: len(made.gateway.admission) == 0, "the request is observed")

@@ -30,6 +30,7 @@ from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
 from llmserve.text import SimulatedTokenizer
 
 from tests.jobscripts.llm.gateways import CONFIGURATION, SLOW, site
+from tests.jobscripts.llm.live import HandClock
 from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
@@ -293,10 +294,13 @@ def test_a_user_who_is_removed_has_no_batches_after_a_restart(tmp_path):
 def test_a_restart_of_the_gateway_loses_no_line(tmp_path):
     """The gateway stops in the middle of a batch; the next one answers the rest."""
     content = jsonl(*(line(number, max_tokens=50) for number in range(40)))
-    with site(tmp_path, times=EngineTimes(0.004, 0.0, 0.0, 0.0)) as made:
+    clock = HandClock()
+    with site(tmp_path, times=EngineTimes(0.004, 0.0, 0.0, 0.0), clock=clock) as made:
         made.wait_for_replica()
         client = made.client()
         batch = begin(client, content)
+        until(lambda: made.running == 8, "as many lines as there are slots run")
+        clock.move(0.5)  # they end, and those that follow wait for the clock
         until(lambda: client.batches.retrieve(batch.id).request_counts.completed, "some lines end")
         made.stop_gateway()
         stored = GatewayDatabase(made.configuration.database)
@@ -304,6 +308,7 @@ def test_a_restart_of_the_gateway_loses_no_line(tmp_path):
         assert 0 < before.completed < 40
         assert before.failed == 0
         stored.close()
+        clock.start()
         made.start_gateway()
         client = made.client()
         after = ended(client, batch.id)

@@ -23,7 +23,7 @@ from llmserve.states import ReplicaState, RequestState
 from llmserve.text import SimulatedTokenizer
 
 from tests.jobscripts.llm.engines import answer as ids_of
-from tests.jobscripts.llm.live import engines, text_of, until_async
+from tests.jobscripts.llm.live import TIMES, HandClock, LocalEngine, engines, text_of, until_async
 
 
 def dispatching(policy: SchedulingPolicy | None = None, **options) -> LiveDispatcher:
@@ -54,6 +54,12 @@ async def read(stream) -> tuple[str, tuple[int, ...]]:
 async def is_running(stream) -> None:
     """Wait until an answer has begun."""
     assert (await stream.next_part()).ids
+
+
+async def generate(clock: HandClock, count: int, number: int, *made: LocalEngine) -> None:
+    """Let each of ``number`` answers get that many tokens, and no more, on standing engines."""
+    await until_async(lambda: sum(e.engine.running for e in made) == number, "all are running")
+    clock.move(count * TIMES.step_s)
 
 
 @run
@@ -98,15 +104,18 @@ async def test_a_request_waits_for_the_first_replica(tmp_path):
 
 @run
 async def test_a_lost_replica_costs_no_token(tmp_path):
-    async with engines(tmp_path, 2, slots=4) as made, dispatching() as live:
+    clock = HandClock()
+    async with engines(tmp_path, 2, slots=4, clock=clock) as made, dispatching() as live:
         for number, engine in enumerate(made):
             live.add_replica(f"n{number}", engine.address, engine.capacity)
         await until_async(lambda: all(r.slots for r in live.replicas()), "both are ready")
         requests = [order(f"r{number}", 400) for number in range(6)]
         streams = [live.submit(request) for request in requests]
         readers = [asyncio.create_task(read(stream)) for stream in streams]
+        await generate(clock, 20, 6, *made)
         await until_async(lambda: all(len(live.generated(r.name)) > 5 for r in requests), "begun")
         await made[0].lose()
+        clock.start()
         for request, stream, reader in zip(requests, streams, readers, strict=True):
             assert await reader == (text_of(request), ids_of(request))
             assert (await stream.result()).text == text_of(request)
@@ -121,23 +130,28 @@ async def test_a_lost_replica_costs_no_token(tmp_path):
 
 @run
 async def test_a_replica_that_comes_back_serves_again(tmp_path):
-    async with engines(tmp_path) as [engine], dispatching() as live:
+    clock = HandClock()
+    async with engines(tmp_path, clock=clock) as [engine], dispatching() as live:
         live.add_replica("n1", engine.address, engine.capacity)
         request = order("r1", 600)
         stream = live.submit(request)
+        await generate(clock, 20, 1, engine)
         await is_running(stream)
         await engine.lose()
         await until_async(lambda: live.state("r1") is RequestState.QUEUED, "the loss is noticed")
+        clock.start()
         await engine.start()
         assert (await stream.result()).text == text_of(request)
 
 
 @run
 async def test_a_notice_moves_what_would_not_end_in_time(tmp_path):
-    async with engines(tmp_path, 2) as made, dispatching() as live:
+    clock = HandClock()
+    async with engines(tmp_path, 2, clock=clock) as made, dispatching() as live:
         live.add_replica("n0", made[0].address, Capacity(8, 100_000, token_s=1.0))
         request = order("r1", 600)
         stream = live.submit(request)
+        await generate(clock, 20, 1, made[0])
         await is_running(stream)
         live.add_replica("n1", made[1].address, made[1].capacity)
         await until_async(lambda: live.replicas()[1].slots, "the second is ready")
@@ -145,6 +159,7 @@ async def test_a_notice_moves_what_would_not_end_in_time(tmp_path):
         await until_async(lambda: live.replicas()[1].running == 1, "it has moved")
         assert live.replicas()[0].state is ReplicaState.DRAINING
         live.remove_replica("n0")
+        clock.start()
         result = await stream.result()
         assert (result.text, result.attempts) == (text_of(request), 2)
         assert (live.counts().moves, live.counts().losses) == (1, 0)
@@ -153,13 +168,15 @@ async def test_a_notice_moves_what_would_not_end_in_time(tmp_path):
 @pytest.mark.parametrize("lasting", [0, 1])
 @run
 async def test_a_forecast_before_a_replica_is_ready_counts(tmp_path, lasting):
-    capacity = Capacity(8, 100_000, token_s=1.0)
-    async with engines(tmp_path, 2) as made, dispatching() as live:
+    capacity, clock = Capacity(8, 100_000, token_s=1.0), HandClock()
+    async with engines(tmp_path, 2, clock=clock) as made, dispatching() as live:
         for index, engine in enumerate(made):
             live.add_replica(f"n{index}", engine.address, capacity)
             live.expect_end(f"n{index}", 3_000.0 if index == lasting else 300.0)
         await until_async(lambda: all(replica.slots for replica in live.replicas()), "ready")
-        await is_running(live.submit(order("long", 600)))
+        stream = live.submit(order("long", 600))
+        await generate(clock, 20, 1, *made)
+        await is_running(stream)
         assert live.replicas()[lasting].running == 1
 
 
@@ -263,13 +280,15 @@ async def test_a_body_goes_to_the_engine_and_back_as_it_is(tmp_path):
 
 @run
 async def test_a_body_starts_again_after_a_loss(tmp_path):
-    async with engines(tmp_path, 2) as made, dispatching() as live:
+    clock = HandClock()
+    async with engines(tmp_path, 2, clock=clock) as made, dispatching() as live:
         live.add_replica("n0", made[0].address, made[0].capacity)
         request = order("r1", 300, stream=False, continuable=False)
         stream = live.submit_body(request, "/v1/completions", {"prompt": "Hi", "max_tokens": 300})
         await until_async(lambda: made[0].engine.running, "it runs")
         live.add_replica("n1", made[1].address, made[1].capacity)
         await made[0].lose()
+        clock.start()
         result = await stream.result()
         assert (result.state, result.attempts) == (RequestState.DONE, 2)
         assert result.body["usage"]["completion_tokens"] == 300

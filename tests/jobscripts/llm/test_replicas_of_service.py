@@ -26,11 +26,10 @@ from llmserve.replica_status import ENGINE_ENDED, ReplicaStatus
 from llmserve.states import ReplicaState
 
 from malletrain.membership import Member
+from tests.integration.embedded import gone
 from tests.jobscripts.llm.live import engines, text_of, until_async
 from tests.jobscripts.llm.test_live_dispatcher import dispatching, is_running, order, run
 from tests.waiting import PATIENCE_S
-
-SIMULATED = ReplicaOptions(PROFILES["simulated"], "/models/sim", "simulated", 8, 100_000)
 
 
 def test_every_state_but_the_last_knows_what_follows_each_end():
@@ -122,12 +121,15 @@ async def test_a_front_asks_for_the_token_and_hands_on(tmp_path):
 
 
 @run
-async def test_a_replica_loads_serves_and_outlives_its_engine(monkeypatch):
+async def test_a_replica_loads_serves_and_outlives_its_engine(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    async with ReplicaProcess(SIMULATED) as replica, dispatching() as live:
+    script = str(Path(__file__).with_name("engine_that_stands.py"))
+    words = (sys.executable, script, str(tmp_path / "ran"), *PROFILES["simulated"][3:])
+    options = ReplicaOptions(words, "simulated", "simulated", 8, 100_000)
+    async with ReplicaProcess(options) as replica, dispatching() as live:
         task = asyncio.create_task(replica.run())
         live.add_replica("n1", replica.address)
-        request = order("r1", 900)
+        request = order("r1", 200)
         stream = live.submit(request)
         await is_running(stream)
         status = replica.status()
@@ -135,9 +137,7 @@ async def test_a_replica_loads_serves_and_outlives_its_engine(monkeypatch):
         assert sorted(status.tokens_per_s) == [1, 8]
         assert status.token_s == pytest.approx(8 / status.tokens_per_s[8])
         [engine] = [
-            process
-            for process in psutil.Process().children()
-            if "llmserve.simulated_server" in process.cmdline()
+            process for process in psutil.Process().children() if script in process.cmdline()
         ]
         path = Path(engine.cmdline()[engine.cmdline().index("--socket") + 1])
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -233,6 +233,13 @@ async def test_an_engine_that_is_not_well_while_its_replica_stops_is_no_failure(
     assert (replica.state, replica.sentence) == (ReplicaState.GONE, "")
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        return gone(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True
+
+
 @run
 async def test_the_children_of_an_engine_that_ended_end_too(tmp_path):
     """They hold the memory that its next run needs, and the pipe of its output."""
@@ -245,10 +252,7 @@ async def test_the_children_of_an_engine_that_ended_end_too(tmp_path):
     await engine.start()
     sentence = await asyncio.wait_for(engine.wait(), PATIENCE_S)
     pid = int(sentence.splitlines()[-1])
-    await until_async(
-        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie",
-        "its child has ended",
-    )
+    await until_async(lambda: has_ended(pid), "its child has ended")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -73,10 +75,10 @@ def events(text: bytes) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def serving(tmp_path, slots: int = 8, load_s: float = 0.0):
+def serving(tmp_path, slots: int = 8, load_s: float = 0.0, clock=time.monotonic):
     """A server in a thread: (path of its socket, what stops it, its engine)."""
     path = tmp_path / "engine"
-    engine = LiveEngine(TIMES, Capacity(slots, 100_000))
+    engine = LiveEngine(TIMES, Capacity(slots, 100_000), clock)
     app = make_app(engine, "simulated", load_s)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listen(path)]})
@@ -126,8 +128,20 @@ def test_an_answer_is_that_of_the_model_and_can_be_continued(server):
     assert choice["text"] == detokenize(ids[:complete]) + rest["choices"][0]["text"]
 
 
-def test_a_stream_has_the_same_text(server):
-    body = {"prompt": "Hello", "max_tokens": 60}
+@pytest.fixture
+def steady_server(tmp_path):
+    """It computes one token after the other, even if it stands still in between: its time passes
+    only where it looks at its clock.
+    """
+    looks = itertools.count()
+    path, stop, _ = serving(tmp_path, clock=lambda: next(looks) * TIMES.step_s / 4)
+    until(lambda: call(path, "/health")[0] == 200, "the model is loaded")
+    yield path
+    stop()
+
+
+def test_a_stream_has_the_same_text(steady_server):
+    server, body = steady_server, {"prompt": "Hello", "max_tokens": 60}
     _, whole = completion(server, **body)
     body |= {"model": "simulated", "stream": True, "stream_options": {"include_usage": True}}
     status, text = call(server, "/v1/completions", body)

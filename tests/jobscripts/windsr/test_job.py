@@ -14,6 +14,34 @@ from tests.integration.embedded import site
 from tests.integration.test_main_job import STEADY
 
 JOB = Path(__file__).parents[3] / "jobscripts" / "windsr" / "job.py"
+CRAWLING = f"""
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+sys.path.insert(0, {str(JOB.parent)!r})
+from windsr import train  # with torch
+from windsr.cli import main
+
+steps = 0
+
+
+def crawl(_):
+    global steps
+    steps += 1
+    for _ in range(300 if steps > 5 else 0):
+        if Path("go").exists():
+            return
+        time.sleep(0.02)
+
+
+train.time = SimpleNamespace(sleep=crawl, monotonic=time.monotonic)
+main()
+"""
+"""The job's script, whose delay is long from the sixth step of a process on, until the file ``go``
+is there, so that what is done to the job finds it training. It does not stand still: a rescale
+waits for the end of a step.
+"""
 
 
 def test_it_trains_on_changing_nodes_and_samples_on_several(tmp_path):
@@ -33,7 +61,13 @@ def test_it_trains_on_changing_nodes_and_samples_on_several(tmp_path):
             "2",
         )
         training = embedded.submit(
-            JOB, *words, "--step-delay", "0.2", nodes=(1, 2), name="windsr", profile=False
+            embedded.script("crawling.py", CRAWLING),
+            *words,
+            "--step-delay",
+            "1",
+            nodes=(1, 2),
+            name="windsr",
+            profile=False,
         )
         embedded.until(lambda: len(embedded.job(training).nodes) == 2, "it trains on 2 nodes")
         embedded.until_samples(training, 8 * 3)
@@ -42,6 +76,7 @@ def test_it_trains_on_changing_nodes_and_samples_on_several(tmp_path):
             steady, nodes=(1, 1), weight=50.0, env={"SECONDS": "1"}, profile=False
         )
         embedded.until_state(other, "completed", "failed")
+        (embedded.work / "go").touch()
         done = embedded.until_state(training, "completed", "failed")
         assert done.state == "completed", embedded.show(training).failure
         assert done.samples == pytest.approx(

@@ -3,8 +3,8 @@ trained on twice, whatever happens meanwhile, and the layout is stored for later
 
 Each sample has a parameter of its own, of which a step takes 1/(global batch): what is left of it
 says how often the sample was trained on. A step lasts as long as a process has samples, so that two
-processes are twice as fast as one; with the argument ``slower`` four times, as a busy machine shows,
-too.
+processes are twice as fast as one. With the argument ``slower`` they are four times as fast, which
+a busy machine shows, too.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def test_forty_two_jobs_can_be_read_on_a_desk_and_on_a_telephone(crowd):
             tab.until(lambda there=there: tab.run(there), f"{address} has its data")
             where = f"{address or 'machine'} at {pixels}"
             assert tab.run("document.documentElement.scrollWidth <= innerWidth"), where
-            for faults, found in when_fitted(tab, FAULTS_OF_CHARTS).items():
-                assert found == [], (faults, where)
+            for kind, charts in when_fitted(tab, FAULTS_OF_CHARTS).items():
+                assert charts == [], (kind, where)
             assert tab.run(EMPTY_COLUMNS) == [], where
             text = tab.text("main")
             assert not re.search(r"\b0\.0\d* h\b", text), where

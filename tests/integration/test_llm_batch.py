@@ -19,31 +19,11 @@ from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
 from tests.integration.embedded import Site, site
 
 LINES = 150
-HELD_TOKENS = 41
-"""Length of the answers that are held back, of fewer lines than one node has slots."""
-ENGINE = f"""
-import asyncio, contextlib, os, sys
-from llmserve import simulated_server
-from llmserve.live_engine import LiveEngine
-
-class GatedEngine(LiveEngine):
-    async def generate(self, ids, max_tokens):
-        while max_tokens == {HELD_TOKENS} and not os.path.exists({{gate!r}}):
-            await asyncio.sleep(0.05)
-        async with contextlib.aclosing(super().generate(ids, max_tokens)) as reports:
-            async for report in reports:
-                yield report
-
-simulated_server.LiveEngine = GatedEngine
-sys.exit(simulated_server.main())
-"""
-"""The simulated engine, which holds some answers back until there is a file, so that the batch does
-not end before the test has seen and killed what it means to.
-"""
+ENGINE = (*PROFILES["simulated"], "--step-s", "0.02")
 
 
 def tokens(number: int) -> int:
-    return HELD_TOKENS if number % 13 == 12 else 40 + 30 * (number % 5)
+    return 40 + 30 * (number % 5)
 
 
 def answer(number: int, created: int) -> dict:
@@ -93,15 +73,11 @@ def test_a_batch_outlives_a_node_the_daemon_and_its_dispatcher(tmp_path, monkeyp
             line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions"}
             file.write(json.dumps({**line, "body": body}) + "\n")
     folder = BatchFolder(output)
-    engine, gate = tmp_path / "engine.py", tmp_path / "gate"
-    engine.write_text(ENGINE.format(gate=str(gate)))
-    options = PROFILES["simulated"][PROFILES["simulated"].index("--socket") :]
-    engine_words = ["{python}", str(engine), *options, "--step-s", "0.02"]
     with site(tmp_path / "site", nodes=3) as s:
         monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(s.state))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         words = ["batch", "--model", "sim", "--tokenizer", "simulated", "--nodes", "1:3"]
-        command = [*words, "--slots", "16", str(requests), str(output), "--", *engine_words]
+        command = [*words, "--slots", "16", str(requests), str(output), "--", *ENGINE]
         assert main(command) == 0
         job = folder.manifest().job
         assert main(command) == 1
@@ -122,7 +98,6 @@ def test_a_batch_outlives_a_node_the_daemon_and_its_dispatcher(tmp_path, monkeyp
         process.kill()
         s.start_daemon()
         s.until(lambda: folder.newest_epoch().number >= 2, "another process dispatches")
-        gate.touch()
         s.until_state(job, "completed")
         assert main(["status", str(output)]) == 0
         assert f"{LINES} of {LINES} answered, complete" in capsys.readouterr().out

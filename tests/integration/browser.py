@@ -10,10 +10,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from tests import waiting
+
+T = TypeVar("T")
 
 IMAGES = os.environ.get("MALLETRAIN_DOCS_IMAGES", "")
 """Folder for screenshots; empty: none are made."""
@@ -38,9 +41,9 @@ class Browser:
         """The texts of all elements together."""
         return " ".join(self.texts(selector))
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for what the page is to show."""
-        waiting.until(condition, what, 0.1, lambda: self.text("body")[:3000])
+    def until(self, condition: Callable[[], T], what: str) -> T:
+        """Wait for what the page is to show. Return the condition's value."""
+        return waiting.until(condition, what, 0.1, lambda: self.text("body")[:3000])
 
     def until_text(self, selector: str, text: str) -> None:
         """Wait until an element has this text."""

@@ -18,6 +18,7 @@ from benchmarks.host_image import host_binds, make_image
 from malletrain.agent.start import FARM_NICENESS
 from malletrain.client import operations
 from malletrain.client.errors import ClientError
+from malletrain.launch.cores import allowed_processors
 from malletrain.protocol import messages
 from malletrain.protocol.farm import FarmSpec
 from tests.integration import farms
@@ -90,13 +91,15 @@ def test_failures_are_tried_again_and_reported(shared):
 
 
 def test_a_node_without_its_files_does_not_burn_the_tasks(shared):
-    broken = 'if test "$MALLETRAIN_NODE" = n1; then echo {index} >> broken; exit 9; fi'
+    here = ': >> "here-$MALLETRAIN_NODE"'
+    wait = "until test -e here-n2 -a -e here-n3; do sleep 0.05; done"
+    fail = 'if test "$MALLETRAIN_NODE" = n1; then WAIT; echo {index} >> broken; exit 9; fi'
     others_wait = 'until test "$(cat broken | wc -l)" -ge 5; do sleep 0.05; done'
-    job = farms.submit(
-        shared, f"{broken}; {others_wait}; {farms.APPEND}", farms.numbered(60), "3:3"
-    )
+    command = f"{here}; {fail.replace('WAIT', wait)}; {others_wait}; {farms.APPEND}"
+    count = more_than_two_nodes_take(60)
+    job = farms.submit(shared, command, farms.numbered(count), "3:3")
     shared.until_state(job, "completed")
-    assert farms.runs(shared) == dict.fromkeys(range(60), 1)
+    assert farms.runs(shared) == dict.fromkeys(range(count), 1)
     with shared.client() as client:
         events = [e for e in client.events(job=job, limit=1000) if e.node in ("", "n1")]
     sentences = [event.sentence for event in events if event.kind == "tasks-failing"]
@@ -167,9 +170,11 @@ def test_tasks_and_commands_run_in_the_container_of_the_site(tmp_path):
 def test_a_lost_node_and_a_killed_launcher_lose_no_task(shared):
     shared.script("hold", "")
     command = "while [ -e hold ]; do sleep 0.05; done; " + farms.APPEND
-    job = farms.submit(shared, command, farms.numbered(40))
+    count = more_than_two_nodes_take(40)
+    job = farms.submit(shared, command, farms.numbered(count))
     shared.until(
-        lambda: farms.tasks(shared, job).counts["running"] >= 6, "all three nodes have tasks"
+        lambda: len({task.node for task in farms.tasks(shared, job, state="running").tasks}) == 3,
+        "all three nodes have tasks",
     )
     agents = shared.agents()
     first, second = (agents[name] for name in sorted(agents)[:2])
@@ -182,8 +187,8 @@ def test_a_lost_node_and_a_killed_launcher_lose_no_task(shared):
     shared.until(lambda: all(map(gone, shells)), "their tasks are killed")
     (shared.work / "hold").unlink()
     shared.until_state(job, "completed")
-    assert farms.runs(shared) == dict.fromkeys(range(40), 1)
-    assert shared.job(job).samples == 40
+    assert farms.runs(shared) == dict.fromkeys(range(count), 1)
+    assert shared.job(job).samples == count
 
 
 def test_a_killed_daemon_loses_no_task(shared):
@@ -234,6 +239,13 @@ def test_200_random_faults_over_2000_tasks(tmp_path, any_seed):
         assert set(farms.runs(made)) == set(range(2000))
         assert made.job(job).samples == 2000
         assert farms.tasks(made, job).counts["done"] == 2000
+
+
+def more_than_two_nodes_take(spare):
+    """Return a number of tasks of which ``spare`` are left when two nodes have one for each of
+    their cores.
+    """
+    return spare + 2 * allowed_processors()
 
 
 def is_launcher(process):

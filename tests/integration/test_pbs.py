@@ -18,7 +18,7 @@ from malletrain.identity.state_directory import INFO, read_daemon_info
 from malletrain.protocol import messages
 from tests.integration.batch_site import BatchSite, running
 from tests.integration.test_main_job import STEADY
-from tests.scavenger.pbs.fake_pbs import FakePbs
+from tests.scavenger.pbs.fake_pbs import PATIENT, FakePbs
 
 
 class PbsSite(BatchSite):
@@ -70,7 +70,7 @@ def client_with(site: PbsSite, pair: KeyPair) -> Connection:
 
 @pytest.mark.check
 def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
-    with pbs_site(tmp_path, hosts=3) as site:
+    with pbs_site(tmp_path, hosts=3, queues=PATIENT) as site:
         first = site.pbs.submit("sleep 600", "-l", "walltime=00:30:00")
         site.pbs.until(lambda: site.pbs.jobs()[first]["state"] == "R", "a main job has a host")
         job = site.submit(site.script("steady $(x).py", STEADY), "a b", "$(id)", nodes=(1, 3))

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.integration.embedded import site
+from tests.integration.embedded import gone, site
 
 # Each line it writes says what a process did, its rank and its round.
 COMMON = """
@@ -193,10 +193,13 @@ def test_a_live_job_that_loses_the_node_that_writes_its_results_writes_them_on_a
     with shared.client() as client:  # one node is enough to go on
         client.call("scale", {"job": job, "min_nodes": 1, "max_nodes": 2}, changes=True)
     (writer,) = (line.split()[1] for line in notes(shared) if line.startswith("on "))
-    shared.agents()[writer].kill()
+    agent = shared.agents()[writer]
+    processes = agent.children(recursive=True)
+    agent.kill()
     shared.until(
         lambda: noted(shared, "begun") == 3 or shared.job(job).ended, "the other node begins again"
     )
+    shared.until(lambda: all(map(gone, processes)), "the first one writes nothing any more")
     (shared.work / "write").touch()
     ended = shared.until_state(job, "completed", "failed")
     assert ended.state == "completed", ended.reason

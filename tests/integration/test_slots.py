@@ -28,8 +28,9 @@ memory = "1 GiB"
 """
 TRAIN = """
 import os, time, malletrain
-with open(f"devices-{os.environ['MALLETRAIN_JOB']}-{os.getpid()}", "w") as file:
+with open(f"new-{os.getpid()}", "w") as file:
     file.write(os.environ["CUDA_VISIBLE_DEVICES"])
+os.rename(f"new-{os.getpid()}", f"devices-{os.getpid()}")
 while not os.path.exists("go"):
     time.sleep(0.02)
     malletrain.report(8)
@@ -71,13 +72,14 @@ def test_a_job_and_trials_share_a_host_and_a_main_job_takes_back_one_slot(tmp_pa
                 stderr=log,
             )
         try:
-            made.until(lambda: len(made.workers(script)) == GPUS - 1, "every slot trains")
+            made.until(lambda: len(devices_of(made, script)) == GPUS - 1, "every slot trains")
             nodes = nodes_of(made)
             names = [name for slots in nodes.values() for name in slots]
             assert sorted(names) == [f"n1/gpu.{number}" for number in range(GPUS - 1)]
             assert {host_of(name) for name in names} == {"n1"}
-            devices = [path.read_text() for path in made.work.glob("devices-*")]
+            devices = devices_of(made, script)
             assert set(devices) <= {str(number) for number in range(GPUS)}
+            assert len(set(devices)) == GPUS - 1
             with made.client() as client:
                 assert {node.node_class for node in client.nodes()} == {"gpu"}
 
@@ -100,6 +102,12 @@ def test_a_job_and_trials_share_a_host_and_a_main_job_takes_back_one_slot(tmp_pa
         assert used.charged_nh == pytest.approx(used.leased_nh / GPUS)  # its part of the host
         assert used.gpu_h == pytest.approx(used.leased_nh)
         assert used.leased_nh > 0
+
+
+def devices_of(made, script):
+    """The devices of the training processes, once they have written them down."""
+    paths = (made.work / f"devices-{process.pid}" for process in made.workers(script))
+    return [path.read_text() for path in paths if path.exists()]
 
 
 def preemptions(made):

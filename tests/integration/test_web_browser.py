@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.browser import IMAGES, browser
 from tests.integration.embedded import site
-from tests.integration.web_page import CHATTY, COLD, MARKUP, TOKEN, page
+from tests.integration.web_page import CHATTY, COLD, MARKUP, TOKEN, page, when_fitted
 
 pytest.importorskip("fastapi")
 
@@ -105,8 +105,7 @@ def test_a_person_follows_submits_cancels_and_goes_on_after_the_daemon_was_kille
             tab.until(lambda: tab.run("document.querySelector('h1')"), "a page")
             assert tab.run("document.documentElement.scrollWidth <= innerWidth"), address
             assert tab.run(unnamed()) == [], address
-            # A chart has its width from the frame after the one in which it appears.
-            tab.until(lambda: tab.run(unread()) == [], f"what {address!r} shows can be read")
+            assert when_fitted(tab, unread()) == [], address
         tab.picture("web-phone")
         # 503: what was under way when the daemon was killed.
         complaints = [t for t in tab.complaints() if " 400 (" not in t and " 503 (" not in t]

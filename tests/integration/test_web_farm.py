@@ -8,7 +8,7 @@ from tests.integration import farms
 from tests.integration.browser import browser
 from tests.integration.embedded import site
 from tests.integration.test_web_browser import unnamed, unread
-from tests.integration.web_page import COLD, MARKUP, page
+from tests.integration.web_page import COLD, MARKUP, page, when_fitted
 
 pytest.importorskip("fastapi")
 
@@ -97,7 +97,7 @@ def test_a_person_follows_a_farm(viewed):
     tab.width(400, 844)
     tab.until(lambda: tab.run("document.documentElement.scrollWidth <= innerWidth"), "it fits")
     assert tab.run(unnamed()) == []
-    assert tab.run(unread()) == []
+    assert when_fitted(tab, unread()) == []
 
     # It follows to the end.
     (made.work / "stop").touch()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.integration.browser import Browser
 from tests.waiting import PATIENCE_S
 
 TOKEN = "token-of-the-tests-0123456789"
@@ -37,6 +38,21 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 """
 """Reports progress, a metric and log lines until the file of its first argument is there."""
+
+UNFITTED = """\
+[...document.querySelectorAll('figure > svg')].some((svg) => svg.parentElement.clientWidth
+  && svg.viewBox.baseVal.width !== Math.floor(svg.parentElement.getBoundingClientRect().width))
+"""
+"""Whether a chart in sight is drawn for another width than that of its place."""
+
+
+def when_fitted(tab: Browser, expression: str) -> Any:
+    """Return the value of a JavaScript expression at a moment at which each chart is drawn for the
+    width of its place. A chart that is drawn anew, or has another place, is so in a later frame.
+    """
+    script = f"({UNFITTED}) ? null : [{expression}]"
+    [value] = tab.until(lambda: tab.run(script), "each chart is drawn for its place")
+    return value
 
 
 @dataclass(frozen=True)

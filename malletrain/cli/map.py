@@ -37,6 +37,7 @@ from malletrain.cli.wait import exit_code, until_ended
 if TYPE_CHECKING:
     from malletrain.api.client import Client
     from malletrain.protocol.messages import JobSpec
+    from malletrain.protocol.views import JobView
     from malletrain.submission.task_lists import TaskInput, TaskList
 
 SHOWN = 3
@@ -410,7 +411,7 @@ def _submit(
             except (ClientError, KeyboardInterrupt):
                 _cancel(client, job.id)
                 raise
-            view = client.do(operations.job(job.id)).job
+            view = _after_upload(client, job)
     except ClientError as error:
         raise refusal(error) from None
     if not (as_json and wait):
@@ -429,6 +430,21 @@ def _submit(
         if as_json:
             print_json(ended[0])
         click.get_current_context().exit(exit_code(each.state for each in ended))
+
+
+def _after_upload(client: Client, submitted: JobView) -> JobView:
+    """Return the farm with all its tasks; as it was submitted, if the daemon does not answer: it
+    has the tasks, and nothing has failed.
+    """
+    from malletrain.client import ClientError, operations
+    from malletrain.client.errors import TRANSIENT
+
+    try:
+        return client.do(operations.job(submitted.id)).job
+    except ClientError as error:
+        if error.code not in TRANSIENT:
+            raise
+        return submitted
 
 
 def _cancel(client: Client, job: str) -> None:

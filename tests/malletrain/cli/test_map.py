@@ -283,6 +283,18 @@ def test_a_farm_whose_tasks_are_refused_is_cancelled(run, daemon, here):
     assert cancelled == [["j1"]]
 
 
+def test_a_daemon_that_goes_away_after_the_last_task_has_the_farm(run, daemon, here):
+    farm_of(daemon)
+
+    def away(params):
+        raise Refuse("The daemon stops.", "unreachable")
+
+    daemon.answers.update(job=away)
+    done = run("map", "--array", "1-3", "--name", "late", "--", "echo", "{index}")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "Submitted late as job j1 with 3 tasks." in done.stdout
+
+
 def test_ctrl_c_while_tasks_are_added_cancels_the_farm(run, daemon, here, monkeypatch):
     farm_of(daemon)
     cancelled = []

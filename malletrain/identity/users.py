@@ -24,7 +24,13 @@ from malletrain.protocol.bounds import USER_NAME
 MIN_CHECK_INTERVAL_S = 0.4
 """Minimum time between two checks of the file, seconds. Users with open requests are checked twice
 a second, so a removed user loses access within a second."""
+SETTLE_S = 0.5
+"""Age, seconds, up to which a version of the file that lacks keys of the previous one is looked at
+once more before it counts: programs that write a file in place empty it first. Less than a second
+with the interval between two checks."""
 TIMEOUT_S = 10.0
+_NO_FILE = (0, 0, 0)
+"""The version of a file that is not there."""
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _REFUSALS = {
     15: "the credential is too old; do the clocks of this machine and the daemon's agree?",
@@ -112,7 +118,8 @@ def read_users(path: Path) -> UserList:
 
 class Users:
     """The list of users in a file, read again when it changes. A wrong line is ignored; if the file
-    cannot be read or has no valid line, the previous list stays valid.
+    cannot be read or has no valid line, the previous list stays valid. A key that the file has lost
+    is valid until the file is older than :data:`SETTLE_S` or is the same at the next check.
 
     Used by several threads.
     """
@@ -123,6 +130,8 @@ class Users:
         """Why the file cannot be read; empty if it can."""
         self._list = UserList({})
         self._version: tuple[int, int, int] | None = None
+        self._unsettled: tuple[int, int, int] | None = None
+        """Version that lacked keys at the last check, and was young."""
         self._checked_at = -MIN_CHECK_INTERVAL_S
         self._lock = threading.Lock()
 
@@ -150,8 +159,13 @@ class Users:
                 version = (status.st_mtime_ns, status.st_ino, status.st_size)
                 if version == self._version:
                     self.problem = ""  # the file may have been missing meanwhile
+                    self._unsettled = None
                     return
                 user_list = read_users(self.path)
+                if self._may_be_unfinished(user_list, version, status.st_ctime):
+                    users = {**self._list.users, **user_list.users}
+                    self._list = replace(self._list, users=users)
+                    return
                 if user_list.problems and not user_list.users:
                     ignored_keys = user_list.ignored_keys - self._list.users.keys()
                     self._list = replace(self._list, ignored_keys=ignored_keys)
@@ -161,6 +175,12 @@ class Users:
                     )
                 self._list, self.problem, self._version = user_list, "", version
             except FileNotFoundError:  # a removed file means: no users
+                try:
+                    removed_at = self.path.parent.stat().st_ctime
+                except OSError:
+                    removed_at = 0.0
+                if self._may_be_unfinished(UserList({}), _NO_FILE, removed_at):
+                    return
                 self._list, self.problem, self._version = (
                     UserList({}),
                     f"The list of users {self.path} is not there.",
@@ -168,6 +188,21 @@ class Users:
                 )
             except (OSError, UsersError) as error:
                 self.problem = str(error)
+
+    def _may_be_unfinished(
+        self, user_list: UserList, version: tuple[int, int, int], changed_at: float
+    ) -> bool:
+        """Return whether this version of the file has lost keys so recently that a program may be
+        writing it, and note it. At the next check the same version is a finished one.
+
+        Args:
+            user_list: what was read.
+            version: the version of the file.
+            changed_at: when the file changed, by the clock of its file system, seconds.
+        """
+        seen, self._unsettled = self._unsettled == version, version
+        is_young = abs(time.time() - changed_at) < SETTLE_S
+        return is_young and not seen and not self._list.users.keys() <= user_list.users.keys()
 
 
 class Munge:

@@ -20,6 +20,11 @@ from malletrain.identity.users import (
 ADA, BOB = new_pair().public, new_pair().public
 
 
+def _check_at_each_call(monkeypatch, settle_s: float = 0.0) -> None:
+    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("malletrain.identity.users.SETTLE_S", settle_s)
+
+
 def test_a_list(tmp_path):
     text = (
         f"# the group\n\nada {ADA}\n  bob\t{BOB}  # his laptop\nada "
@@ -111,7 +116,7 @@ def test_a_list_that_others_could_have_written_is_not_believed(tmp_path, monkeyp
 def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
+    _check_at_each_call(monkeypatch)
     path = tmp_path / "users"
     users = Users(path)
     assert users.user_of(ADA) is None
@@ -137,7 +142,7 @@ def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"])
 def test_a_file_that_is_no_list_of_users_changes_nothing(tmp_path, monkeypatch, encoding):
     """Saved in another encoding, which leaves no valid line."""
-    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
+    _check_at_each_call(monkeypatch)
     path, carl = tmp_path / "users", new_pair().public
     users = Users(path)
     path.write_text(f"ada {ADA}\n")
@@ -153,7 +158,7 @@ def test_a_file_that_is_no_list_of_users_changes_nothing(tmp_path, monkeypatch, 
 
 
 def test_a_list_that_was_away_for_a_while_is_no_problem_any_more(tmp_path, monkeypatch):
-    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
+    _check_at_each_call(monkeypatch)
     place, away = tmp_path / "place", tmp_path / "away"
     place.mkdir()
     users = Users(place / "users")
@@ -167,6 +172,68 @@ def test_a_list_that_was_away_for_a_while_is_no_problem_any_more(tmp_path, monke
         place.unlink()
         away.rename(place)
     assert (users.user_of(ADA), users.problem) == ("ada", "")
+
+
+def _users(path, monkeypatch, settle_s: float = 3600.0) -> Users:
+    """Users of a file with the keys of two users."""
+    _check_at_each_call(monkeypatch, settle_s)
+    path.write_text(f"# the group\nada {ADA}\nbob {BOB}\n")
+    users = Users(path)
+    assert (users.user_of(ADA), users.user_of(BOB)) == ("ada", "bob")
+    return users
+
+
+@pytest.mark.parametrize(
+    "unfinished",
+    ["", "# the group\n", f"# the group\nada {ADA}\nbo", f"# the group\nada {ADA[:20]}"],
+    ids=["empty", "a comment", "a part of a line", "no valid line yet"],
+)
+def test_a_list_that_is_being_written_in_place_refuses_nobody(tmp_path, monkeypatch, unfinished):
+    """As `cp NEW users` does: the file is emptied, and filled afterwards."""
+    path, carl = tmp_path / "users", new_pair().public
+    users = _users(path, monkeypatch)
+    with path.open("w") as file:
+        file.write(unfinished)
+        file.flush()
+        assert users.user_of(BOB) == "bob"
+        assert (users.problems(), users.is_ignored(ADA)) == ((), False)
+        path.write_text(f"# the group\nada {ADA}\nbob {BOB}\ncarl {carl}\n")
+    assert (users.user_of(BOB), users.user_of(carl), users.problems()) == ("bob", "carl", ())
+
+
+def test_a_list_that_is_replaced_by_an_editor_refuses_nobody(tmp_path, monkeypatch):
+    """The old file gets another name before the new one is there."""
+    path = tmp_path / "users"
+    users = _users(path, monkeypatch)
+    for _ in range(2):
+        path.rename(tmp_path / "users~")
+        assert (users.user_of(BOB), users.problems()) == ("bob", ())
+        (tmp_path / "users~").rename(path)
+        assert users.user_of(BOB) == "bob"
+
+
+@pytest.mark.parametrize("text", ["", f"ada {ADA}\n", None], ids=["empty", "shorter", "removed"])
+def test_a_key_that_a_list_has_lost_is_valid_until_the_next_check(tmp_path, monkeypatch, text):
+    path = tmp_path / "users"
+    users = _users(path, monkeypatch)
+    path.unlink() if text is None else path.write_text(text)
+    assert users.user_of(BOB) == "bob"
+    assert users.user_of(BOB) is None
+
+
+@pytest.mark.parametrize("text", ["", f"ada {ADA}\n", None], ids=["empty", "shorter", "removed"])
+def test_a_key_that_a_list_has_lost_some_time_ago_is_invalid_at_once(tmp_path, monkeypatch, text):
+    path = tmp_path / "users"
+    users = _users(path, monkeypatch, settle_s=0.0)
+    path.unlink() if text is None else path.write_text(text)
+    assert users.user_of(BOB) is None
+
+
+def test_a_new_key_of_a_list_that_has_lost_others_is_valid_at_once(tmp_path, monkeypatch):
+    path, new = tmp_path / "users", new_pair().public
+    users = _users(path, monkeypatch)
+    path.write_text(f"ada {ADA}\nbob {new}\n")
+    assert (users.user_of(new), users.user_of(BOB)) == ("bob", None)
 
 
 @pytest.fixture(scope="module")

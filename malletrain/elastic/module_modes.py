@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from malletrain.elastic.peer_pickles import exchanged
 from malletrain.training.objects import plain_name
 
 
+@exchanged
 @dataclass(frozen=True)
 class ModuleModes:
     """The settings of one module."""

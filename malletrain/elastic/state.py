@@ -26,7 +26,9 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic import peer_pickles
 from malletrain.elastic.module_modes import modes_of, set_modes
+from malletrain.elastic.peer_pickles import exchanged
 from malletrain.elastic.same_on_all import RATE_KEYS
 from malletrain.training import parameter_order, rng
 from malletrain.training.dict_tensors import DictTensors
@@ -130,6 +132,7 @@ class StateError(RuntimeError):
     """The state of an object cannot be read, sent or restored. The message names the object."""
 
 
+@exchanged
 @dataclass(frozen=True)
 class Slot:
     """The place of a tensor in the skeleton."""
@@ -229,7 +232,7 @@ class Holder:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def pack(
-        self, counters: dict[str, Any], for_peer: bool = True
+        self, counters: dict[str, Any], for_peer: bool = True, by_name: bool = False
     ) -> tuple[bytes, list[torch.Tensor]]:
         """Return (skeleton, tensors). The tensors are those of the objects, not copies. Raises
         StateError.
@@ -238,6 +241,8 @@ class Holder:
             counters: the counters of the run.
             for_peer: whether another process restores the state. It needs the names of the
                 optimizers' parameters, and the user is told what the state does not have.
+            by_name: whether that process knows names of exchanged classes, see
+                :func:`malletrain.elastic.peer_pickles.dumps`.
         """
         if for_peer:
             self._attributes.tell_changed()
@@ -256,7 +261,7 @@ class Holder:
                 raise StateError(
                     f"The state of {name!r} cannot be sent to another process: {error}"
                 ) from error
-        return pickle.dumps(skeleton), tensors
+        return peer_pickles.dumps(skeleton, by_name), tensors
 
     def destinations(self, packed: bytes, in_place: bool = True) -> tuple[Any, list[torch.Tensor]]:
         """Return (skeleton, tensors to receive into). With ``in_place`` these are the modules' own

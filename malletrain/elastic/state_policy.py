@@ -102,7 +102,7 @@ def _standing_of(numbers: dict[str, int]) -> Standing:
 
 def _move(training: Training, group: Group, chain: list[int]) -> None:
     if group.place.rank == chain[0]:
-        packed, tensors = training.pack()
+        packed, tensors = training.pack(group.layout.by_name)
         transfer.send_bytes(group, chain, packed)
         transfer.move(group, chain, tensors)
         return

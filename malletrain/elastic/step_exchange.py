@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from malletrain.elastic.peer_pickles import exchanged
+
 
 class StepWishes(NamedTuple):
     """The requests of one rank, or those that at least one rank has made."""
@@ -53,19 +55,22 @@ class Exchange(NamedTuple):
     standing: tuple[str, ...]
     """Fields of :class:`malletrain.elastic.training.Standing`, sent when a group has been formed.
     """
+    by_name: bool = False
+    """Whether states and the layouts of shards have names for the classes of malletrain, see
+    :mod:`malletrain.elastic.peer_pickles`.
+    """
 
 
-EXCHANGES: tuple[Exchange, ...] = (
-    Exchange(
-        wishes=("go", "stop", "save", "hash", "step", "script"),
-        compared=("rate", "batch_size", "changed"),
-        standing=("has_state", "updates", "steps", "whole", "epoch_closed", "epoch_run"),
-    ),
+_FIRST = Exchange(
+    wishes=("go", "stop", "save", "hash", "step", "script"),
+    compared=("rate", "batch_size", "changed"),
+    standing=("has_state", "updates", "steps", "whole", "epoch_closed", "epoch_run"),
 )
+EXCHANGES: tuple[Exchange, ...] = (_FIRST, _FIRST._replace(by_name=True))
 """The exchanges that this code knows; the index is the version. A version is never changed or
 removed, because workers of an older malletrain know no newer one: another number, another meaning
-of a number, or another order is a new version behind the others. Workers that do not say which
-versions they know have version 0.
+of a number, another order, or another field of an exchanged class is a new version behind the
+others. Workers that do not say which versions they know have version 0.
 """
 
 
@@ -79,6 +84,7 @@ def common_exchange(counts: Sequence[int], size: int) -> int:
     return max((v for v, count in enumerate(counts, 1) if count >= size), default=0)
 
 
+@exchanged
 @dataclass(frozen=True)
 class Invited:
     """What a rank knows of the rounds after its current one."""

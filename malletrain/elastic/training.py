@@ -517,9 +517,9 @@ class Training:
         """Whether the steps of an epoch are done and the code that follows them is not."""
         return self.sampler is not None and self.sampler.between_epochs
 
-    def pack(self) -> tuple[bytes, list[torch.Tensor]]:
+    def pack(self, by_name: bool) -> tuple[bytes, list[torch.Tensor]]:
         """See :meth:`Holder.pack`."""
-        return self.state.pack(self._counters_for_peers())
+        return self.state.pack(self._counters_for_peers(), by_name=by_name)
 
     def take_over(self, skeleton: Any, tensors: list[torch.Tensor], had_state: bool) -> None:
         """Replace the state of this process by the one that a peer sent.

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from malletrain.elastic.peer_pickles import exchanged
 
+
+@exchanged
 @dataclass(frozen=True, order=True)
 class Chunk:
     """A box of elements."""

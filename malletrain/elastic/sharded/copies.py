@@ -24,13 +24,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from malletrain.elastic import peer_pickles
 from malletrain.elastic.group import Group
+from malletrain.elastic.peer_pickles import exchanged
 from malletrain.elastic.sharded.chunks import Chunk
 from malletrain.elastic.sharded.moving import Parts, combined
 from malletrain.elastic.transfer import pieces
 from malletrain.training.sharded_state import take_apart
 
 
+@exchanged
 @dataclass(frozen=True, order=True)
 class Version:
     """A version of the state. States of one version are equal."""
@@ -47,6 +50,7 @@ class Version:
         return self.updates == other.updates + 1 and self.history == other.history
 
 
+@exchanged
 @dataclass(frozen=True)
 class ShardStanding:
     """The progress of a process, and the copies that it has."""
@@ -117,12 +121,14 @@ def exchange(group: Group, version: Version, live: Parts, description: bytes) ->
     received: list[Parts] = []
     # The group is passed, so that an abandoned call cannot continue in the next group.
     ends = (rank + distance) % size, (rank - distance) % size, dist.group.WORLD
-    group.call_abandonable(lambda: received.append(_swap(own, *ends)))
+    by_name = group.layout.by_name
+    group.call_abandonable(lambda: received.append(_swap(own, *ends, by_name)))
     return ShardCopy(version, combined([own, received[0]]), description)
 
 
-def _swap(own: Parts, to: int, source: int, world: Any) -> Parts:
-    header = pickle.dumps({key: [(c, t.dtype) for c, t in boxes] for key, boxes in own.items()})
+def _swap(own: Parts, to: int, source: int, world: Any, by_name: bool) -> Parts:
+    boxes_of_key = {key: [(c, t.dtype) for c, t in boxes] for key, boxes in own.items()}
+    header = peer_pickles.dumps(boxes_of_key, by_name)
     length, their_length = torch.tensor([len(header)]), torch.zeros(1, dtype=torch.int64)
     _send_and_receive([length], to, [their_length], source, world)
     header_tensor = torch.frombuffer(bytearray(header), dtype=torch.uint8)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from malletrain.elastic import peer_pickles
 from malletrain.elastic.errors import is_peer_loss
 from malletrain.elastic.group import Group
 from malletrain.elastic.module_modes import named_buffers, named_parameters, set_modes
@@ -46,8 +47,11 @@ def all_gather(group: Group, value: Any) -> list[Any]:
     if not group.several:
         return [value]
     values: list[Any] = [None] * group.place.size
-    dist.all_gather_object(values, value)
-    return values
+    if not group.layout.by_name:
+        dist.all_gather_object(values, value)
+        return values
+    dist.all_gather_object(values, peer_pickles.dumps(value, by_name=True))
+    return [pickle.loads(data) for data in values]
 
 
 def broadcast(group: Group, source: int, data: bytes) -> bytes:
@@ -242,7 +246,9 @@ def _newest_complete_state(
     for version in copies.candidates(table):
         source = copies.source_of(table, version)
         has = table[source].live == version or version in table[source].copies
-        text = training.description(version) if rank == source and has else b""
+        text = b""
+        if rank == source and has:
+            text = training.description(version, by_name=group.layout.by_name)
         description = pickle.loads(broadcast(group, source, text))
         whole = {
             key: [Chunk((0,) * len(shape), tuple(shape))]
@@ -320,7 +326,8 @@ def _restart(
     lost = any(row.live is not None for row in table)
     source = next((rank for rank, row in enumerate(table) if row.live is not None), 0)
     beginning = training.new_history(), rng.state(), training.modes()
-    name, random, modes = pickle.loads(broadcast(group, source, pickle.dumps(beginning)))
+    text = peer_pickles.dumps(beginning, group.layout.by_name)
+    name, random, modes = pickle.loads(broadcast(group, source, text))
     if modes is not None:
         set_modes(module, modes)
     before, old = training.steps, training.model.module

@@ -39,6 +39,7 @@ from malletrain.elastic.errors import ElasticError, is_peer_loss
 from malletrain.elastic.group import Group, library_collectives
 from malletrain.elastic.link import Place
 from malletrain.elastic.module_modes import ModuleModes, modes_of, named_buffers
+from malletrain.elastic.peer_pickles import PeerPickler, register
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import StatePart
 from malletrain.elastic.sharded.copies import ShardStanding, Version
@@ -62,7 +63,10 @@ def tensor_of(numbers: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(numbers, dtype=dtype)
 
 
-class _Pickler(pickle.Pickler):
+_send_tensor = register("tensor", tensor_of)
+
+
+class _Pickler(PeerPickler):
     def reducer_override(self, value: Any) -> Any:
         """Write a tensor as numbers if they give the same tensor again, all else as usual."""
         if (
@@ -73,14 +77,17 @@ class _Pickler(pickle.Pickler):
             and value.layout is torch.strided
             and not value.requires_grad
         ):
-            return tensor_of, (value.tolist(), value.dtype)
+            numbers = {"numbers": value.tolist(), "dtype": value.dtype}
+            return _send_tensor(numbers) if self.by_name else (tensor_of, tuple(numbers.values()))
         return NotImplemented
 
 
-def dumps(value: Any) -> bytes:
-    """Return ``value`` pickled. ``pickle.loads`` reads it."""
+def dumps(value: Any, by_name: bool = True) -> bytes:
+    """Return ``value`` pickled, as :func:`malletrain.elastic.peer_pickles.dumps` does, with small
+    tensors as numbers.
+    """
     file = io.BytesIO()
-    _Pickler(file).dump(value)
+    _Pickler(file, by_name).dump(value)
     return file.getvalue()
 
 
@@ -321,16 +328,17 @@ class ShardedTraining(Training):
         }
         return combined([self.live_parts(), self.extra, copied]) if live else copied
 
-    def description(self, version: Version | None = None) -> bytes:
+    def description(self, version: Version | None = None, by_name: bool = True) -> bytes:
         """Return a state without its shards, pickled. Only the record of the tensors in dicts may
-        differ between ranks. ``version``: the version; None for the live one. Raises StateError.
+        differ between ranks. Raises StateError.
+
+        Args:
+            version: the version; None for the live one.
+            by_name: see :func:`malletrain.elastic.peer_pickles.dumps`.
         """
         if version is not None and version != self.version:
-            return next(
-                shard_copy.description
-                for shard_copy in self.copies
-                if shard_copy.version == version
-            )
+            copy = next(c.description for c in self.copies if c.version == version)
+            return copy if by_name else dumps(pickle.loads(copy), by_name)
         skeletons, tensors = self._take_apart()
         module = self.model.module
         snapshot_names = saved_names(module)
@@ -347,7 +355,7 @@ class ShardedTraining(Training):
             "history": self.history,
         }
         try:
-            return dumps(description)
+            return dumps(description, by_name)
         except Exception as error:
             for name, state in skeletons.items():
                 try:

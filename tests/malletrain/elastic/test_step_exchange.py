@@ -104,6 +104,7 @@ def test_the_first_exchange_stays_as_it_is():
         ("go", "stop", "save", "hash", "step", "script"),
         ("rate", "batch_size", "changed"),
         ("has_state", "updates", "steps", "whole", "epoch_closed", "epoch_run"),
+        False,
     )
 
 

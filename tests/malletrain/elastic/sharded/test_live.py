@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from malletrain.elastic import step_exchange
+from malletrain.elastic.sharded import sharing
 from malletrain.elastic.sharded.assignment import StatePart, overlap
 from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts
@@ -110,6 +112,42 @@ def each_got_what_it_lacked(folder: Path) -> None:
                 checked += 1
             before = rank, size
     assert checked == 4 + 3 + 1
+
+
+def train_older(folder: str, options: dict, older: bool = False) -> None:
+    """``older``: as a version that knows the first exchange only, and reads nothing else."""
+    if older:
+        step_exchange.EXCHANGES = step_exchange.EXCHANGES[:1]
+        received = sharing.broadcast
+
+        def broadcast(group, source, data):
+            state = received(group, source, data)
+            assert source == group.place.rank or b"rebuilt" not in state
+            return state
+
+        sharing.broadcast = broadcast
+    scripts.train(folder, options)
+
+
+def test_workers_of_two_versions_train_a_sharded_model_together(tmp_path):
+    """As after an upgrade: newer workers join those that were there, and take their place. The
+    older ones hand over their shards, and a lost one leaves copies.
+    """
+    options = {"samples": 480, "gates": [10, 20], "run": {"replicate_every": 3}, "holds": (3, 30)}
+    with conducted(tmp_path, train_older, str(tmp_path), options) as c:
+        older = c.start(2, True)
+        c.round(older)
+        newer = c.start(2)
+        for step, members in ((10, [*older, newer[0]]), (20, [older[1], *newer])):
+            change_at(c, tmp_path, step)
+            c.round(members, wait=False)
+            c.until(c.all_checked_in, "all have checked in")
+            (tmp_path / f"go-{step}").touch()
+            c.run()
+        change_at(c, tmp_path, 30)
+        c.round(c.lose(older[1]))
+        c.finish()
+    counts_as_if_undisturbed(tmp_path, options)
 
 
 @pytest.mark.thorough

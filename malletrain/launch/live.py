@@ -35,7 +35,7 @@ from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
-from malletrain.protocol.failures import SCRIPT_ENDED, first_error, without_noise
+from malletrain.protocol.failures import SCRIPT_ENDED, UNFIT, first_error, without_noise
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
 from malletrain.protocol.launcher_channel import LaunchOrder
@@ -363,9 +363,13 @@ class LiveLauncher:
         error = first_error(output) if code else ""
         if error and hint:
             error += " " if error.endswith((".", "!", "?")) else ". "
-        cause = error + hint or _own_end(worker, code)
-        tail = without_noise(output)[-_TAIL_CHARACTERS:]
-        return Failure(worker.local_rank, code, time.time(), tail, cause[-_CAUSE_CHARACTERS:])
+        cause, tail = error + hint or _own_end(worker, code), without_noise(output)
+        if code == UNFIT:  # with a cause it would mean that the launcher lacks software
+            cause, tail = "", f"{tail}\n{hint}" if hint else tail
+        return Failure(
+            *(worker.local_rank, code, time.time()),
+            *(tail[-_TAIL_CHARACTERS:], cause[-_CAUSE_CHARACTERS:]),
+        )
 
     def stop(self) -> None:
         """Stop all workers."""

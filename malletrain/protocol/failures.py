@@ -116,7 +116,8 @@ sockets, such as a download, and do not match.
 """
 UNFIT = 78
 """Exit code of a launcher whose job's software environment cannot be used (EX_CONFIG of
-sysexits.h); its output ends with one sentence."""
+sysexits.h); its output ends with one sentence, which is the cause of the failure. A script that
+ends with this code has no cause."""
 SCRIPT_ENDED = "The script itself ended with this code."
 """Cause of a failure with RESTART_CODE if the worker had not asked to be started again. It says
 nothing more than the code, so that the output describes the failure.

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from malletrain.protocol import messages
-from malletrain.protocol.failures import describe, starts_again
+from malletrain.protocol.failures import describe, starts_again, unfit
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.rounds.failure_grace import own_fault
 from tests.malletrain.agent.node_side import spec
@@ -291,6 +291,28 @@ def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, c
     # It stays until the agent has read that: an end is seen sooner than a message on its way.
     assert launcher.process.poll() is None
     launcher.agent.say(messages.Round("j1", 1, 0, 1))
+    launcher.agent.say(messages.Release("j1", 0.0))
+    assert launcher.process.wait(PATIENCE_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import malletrain.elastic", ""),
+        ("import malletrain.elastic\nprint('no config.yml')", " Its last line: no config.yml"),
+        ("", f" Its last line: {FOREIGN}"),
+    ],
+    ids=["silent", "with words", "a script of another mode"],
+)
+def test_a_script_that_ends_with_the_code_of_missing_software_has_failed(launch, script, words):
+    """EX_CONFIG of sysexits.h, before it joined: its node is not to blame."""
+    launcher = launch(f"{script}\nimport os, sys\nsys.stdout.flush()\nos._exit(78)")
+    assignment = launcher.agent.hear().assignment
+    assert (assignment.phase, assignment.generation) == ("exited", 0)
+    assert {failure.exitcode for failure in assignment.failures} == {78}
+    assert not unfit(assignment)
+    rank = assignment.failures[0].rank
+    assert describe(assignment.failures).startswith(f"Rank {rank} exited with code 78.{words}")
     launcher.agent.say(messages.Release("j1", 0.0))
     assert launcher.process.wait(PATIENCE_S) == 1
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from malletrain.api.copies import copy_snapshot, export_weights, open_log
-from malletrain.api.following import AGAIN_S, ENDED, RETRIED, Endings, LogTail, overdue, stream_of
+from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import function_spec, result_of
 from malletrain.api.options import FunctionOptions, MapOptions, SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics, write_events
 from malletrain.api.session import AioSession, ClientSession, place_of
 from malletrain.client import ClientError, operations
+from malletrain.client.errors import RETRIED
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.identity.keys import user_name

@@ -18,8 +18,6 @@ LISTEN_S = 5.0
 """Time that the daemon is asked to wait for news, seconds."""
 AGAIN_S = 1.0
 """Time between two attempts to reach a daemon that is gone, seconds."""
-RETRIED = frozenset(("unreachable", "busy"))
-"""Codes of errors after which the daemon is asked again while a job's end is awaited."""
 PACE_S = 0.3
 """Time between two requests for a log if the daemon answers at once, seconds."""
 LOG_BYTES = 256 * 1024

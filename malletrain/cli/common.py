@@ -48,6 +48,10 @@ class DaemonUnreachable(Refused):
     """The daemon could not be reached, or the connection broke before it answered."""
 
 
+class DaemonBusy(Refused):
+    """Too many requests of this user wait for an answer."""
+
+
 class _ReportingCommand(click.Command):
     """A command whose errors are one sentence on stderr, never a traceback.
 
@@ -183,7 +187,8 @@ def refusal(error: Any) -> click.ClickException:
     """Return the exception that ends the command, for an error of the client."""
     if error.code == "usage":
         return click.UsageError(str(error), click.get_current_context(silent=True))
-    return DaemonUnreachable(str(error)) if error.code == "unreachable" else Refused(str(error))
+    kinds = {"unreachable": DaemonUnreachable, "busy": DaemonBusy}
+    return kinds.get(error.code, Refused)(str(error))
 
 
 def print_json(data: object) -> None:

@@ -129,7 +129,8 @@ def events(
       malletrain events --json > audit.jsonl
       malletrain events --as-trace -o held.csv
     """
-    from malletrain.client import Unreachable
+    from malletrain.client import ClientError, Unreachable
+    from malletrain.client.errors import RETRIED
     from malletrain.render import tables
 
     if output is not None and not as_trace:
@@ -148,9 +149,12 @@ def events(
                 page = client.events(since=since, limit=PAGE, job=job, wait_s=wait_s)
                 if not as_json and any(e.job and e.job not in names for e in page):
                     names = {j.id: j.name for j in client.jobs()}
-            except Unreachable as error:
-                if not follow:
+            except ClientError as error:
+                if not follow or error.code not in RETRIED:
                     raise
+                if not isinstance(error, Unreachable):  # too many requests of this user
+                    time.sleep(RETRY_INTERVAL_S)
+                    continue
                 click.echo(f"{error} Its events follow when it runs again.", err=True)
                 client.close()
                 client = later_clients.enter_context(_reconnect(state_dir))

@@ -5,13 +5,14 @@ for that: ``wait``, ``logs -f`` and ``status JOB --watch``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from malletrain.cli.common import (
+    DaemonBusy,
     DaemonUnreachable,
     client_of,
     job_names,
@@ -59,7 +60,11 @@ def exit_code_of_failed(failures: Iterable[Any]) -> int:
 
 
 RETRY_INTERVAL_S = 2.0
-"""Time between two attempts to reach a daemon that is gone, seconds."""
+"""Time between two attempts to reach a daemon that is gone, seconds; the first pause if it is busy.
+"""
+MAX_INTERVAL_S = 30.0
+"""Longest pause between two requests to a daemon that is busy, seconds."""
+T = TypeVar("T")
 
 
 @click.command()
@@ -83,9 +88,10 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
       malletrain wait train && python evaluate.py
       malletrain wait j3 j4 j5
     """
-    with client_of(state_dir) as client:
-        # A name may refer to another job by the time this one has ended.
-        job_ids = list(dict.fromkeys(client.job(job).job.id for job in jobs))
+    # A name may refer to another job by the time this one has ended.
+    job_ids = _answer(
+        state_dir, lambda client: list(dict.fromkeys(client.job(job).job.id for job in jobs))
+    )
     ended = until_ended(job_ids, state_dir, quiet=as_json)
     if as_json:
         print_json(ended)
@@ -94,7 +100,8 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
 
 def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> list[JobView]:
     """Wait until the jobs with these ids have ended and, unless ``quiet``, report each when it
-    ends. Return them in the order in which they ended. If the daemon restarts, waits for it.
+    ends. Return them in the order in which they ended. If the daemon restarts, or is busy, waits
+    for it.
     """
     ended: dict[str, JobView] = {}
     waiting = list(jobs)
@@ -117,14 +124,29 @@ def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> 
     away = False
     while waiting:
         try:
-            with client_of(state_dir) as client:
-                wait_for_all(client)
+            _answer(state_dir, wait_for_all)
         except DaemonUnreachable as error:
             if not away:
                 say(f"{error.format_message()} Waiting for it to come back.")
             away = True
             time.sleep(RETRY_INTERVAL_S)
     return list(ended.values())
+
+
+def _answer(state_dir: Path | None, ask: Callable[[Connection], T]) -> T:
+    """Return what ``ask`` returns. While too many requests of this user wait, as with many commands
+    that wait for jobs, it is called again.
+    """
+    from scavenger.backoff import doubled_s
+
+    refusals = 0
+    while True:
+        try:
+            with client_of(state_dir) as client:
+                return ask(client)
+        except DaemonBusy:
+            time.sleep(doubled_s(RETRY_INTERVAL_S, refusals, MAX_INTERVAL_S))
+            refusals += 1
 
 
 def _words(state: str) -> str:

@@ -18,6 +18,10 @@ requests, or failed. The same request may succeed later.
 """
 
 
+RETRIED = frozenset(("unreachable", "busy"))
+"""Codes of errors after which the daemon is asked again while a job's end is awaited."""
+
+
 class ClientError(RuntimeError):
     """The daemon refused, or could not be reached. The text is a sentence; ``code``: refused |
     usage | quota | busy | internal | unreachable | unauthenticated.

@@ -1,5 +1,5 @@
-"""Adds the tasks of a farm, in groups. A request whose answer is lost is repeated: the daemon adds
-each task once.
+"""Adds the tasks of a farm, in groups. A request whose answer is lost, or for which the daemon has
+too many requests, is repeated: the daemon adds each task once.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from malletrain.client import operations
-from malletrain.client.errors import Unreachable
+from malletrain.client.errors import RETRIED, ClientError
 from malletrain.client.operations import Operation
 
 RETRY_INTERVAL_S = 2.0
-"""Time between two attempts to reach a daemon that is gone, seconds."""
+"""Time between two attempts at a daemon that is gone or busy, seconds."""
 PATIENCE_S = 300.0
-"""Time for which a daemon that is gone is waited for, seconds: half of that after which it cancels
-a farm whose tasks do not come."""
+"""Time for which a daemon that is gone or busy is waited for, seconds: half of that after which it
+cancels a farm whose tasks do not come."""
 
 
 def upload(
@@ -33,7 +33,7 @@ def upload(
         progress: called with the number of tasks that have been added.
 
     Raises:
-        ClientError: the daemon refuses, or is gone for longer than PATIENCE_S.
+        ClientError: the daemon refuses, or is gone or busy for longer than PATIENCE_S.
     """
     for first, rows in groups:
         deadline = time.monotonic() + PATIENCE_S
@@ -41,8 +41,8 @@ def upload(
             try:
                 do(operations.add_tasks(job, first, rows))
                 break
-            except Unreachable:
-                if time.monotonic() > deadline:
+            except ClientError as error:
+                if error.code not in RETRIED or time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_INTERVAL_S)
         progress(first + len(rows))

@@ -41,6 +41,18 @@ def test_a_group_whose_answer_is_lost_is_sent_again(no_pause):
     assert daemon.requests == 6
 
 
+def test_a_group_for_which_the_daemon_is_busy_is_sent_again(no_pause):
+    daemon, refusals = Daemon({2}), [ClientError("Too many wait.", "busy")] * 2
+
+    def do(operation):
+        if refusals:
+            raise refusals.pop()
+        return daemon.do(operation)
+
+    task_upload.upload(do, "j1", [(0, [("a",)]), (1, [("b",)])], lambda n: None)
+    assert daemon.rows == [["a"], ["b"]]
+
+
 def test_a_daemon_that_stays_away_ends_it(no_pause, monkeypatch):
     monkeypatch.setattr(task_upload, "PATIENCE_S", 0.0)
     with pytest.raises(Unreachable):

@@ -58,6 +58,8 @@ def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch)
         if len(served) == 2:
             raise Unreachable("The daemon is gone.")
         if len(served) == 4:
+            raise ClientError("Too many of your requests wait.", "busy")
+        if len(served) == 5:
             raise ClientError("Enough.")
         return [event_view(since + 1)]
 
@@ -76,7 +78,7 @@ def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch)
     # The garbage collector waits for ever for an open socket that goes with its context.
     assert [context.closed for context in contexts] == [True, True]
     assert result.exit_code == 1
-    assert served == [0, 1, 1, 2]
+    assert served == [0, 1, 1, 2, 2]
     assert "The daemon is gone. Its events follow" in result.stderr
     assert len(result.stdout.splitlines()) == 2
 

@@ -107,6 +107,25 @@ def test_wait_goes_on_when_the_daemon_is_restarted(run, daemon, monkeypatch):
     assert result.stderr == "The daemon stops. Waiting for it to come back.\n"
 
 
+@pytest.mark.parametrize("op", ["job", "events"])
+def test_wait_asks_again_if_too_many_requests_wait(run, daemon, monkeypatch, op):
+    """As with many of these commands at once: their exit code says how a job ended."""
+    ends(daemon, {"j1": [*["running"] * 8, "completed"]})
+    pauses, answer = [], daemon.answers[op]
+
+    def busy(params):
+        if len(pauses) < 6:
+            raise Refuse("Too many of your requests wait.", "busy")
+        return answer(params)
+
+    daemon.answers[op] = busy
+    module = sys.modules["malletrain.cli.wait"]
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pauses.append))
+    result = run("wait", "j1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
 @pytest.mark.parametrize(("state", "code"), ENDINGS)
 @pytest.mark.parametrize("words", [("logs", "train", "-f"), ("status", "train", "--watch"),
                                    ("logs", "-f", "--json", "train")])  # fmt: skip

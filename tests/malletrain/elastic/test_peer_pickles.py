@@ -5,7 +5,6 @@ newer ones name no module of malletrain but one.
 from __future__ import annotations
 
 import base64
-import io
 import pickle
 from typing import Any
 
@@ -19,6 +18,7 @@ from malletrain.elastic.sharded.chunks import Chunk
 from malletrain.elastic.sharded.copies import ShardStanding, Version
 from malletrain.elastic.state import Holder, Slot
 from malletrain.elastic.step_exchange import EXCHANGES, Invited
+from tests.pickle_names import names_in
 
 VERSION = Version(3, 4, "one")
 OBJECTS: dict[str, Any] = {
@@ -75,24 +75,6 @@ BY_NAME = {
     "MzKUk5R1hpRSlC4=",
 }
 """What those with it send."""
-
-
-class _Reader(pickle.Unpickler):
-    """Reads a pickle; ``names`` are those that it contains, of modules and what they define."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
-        self.names: set[tuple[str, str]] = set()
-
-    def find_class(self, module: str, name: str) -> Any:
-        self.names.add((module, name))
-        return super().find_class(module, name)
-
-
-def names_in(data: bytes) -> set[tuple[str, str]]:
-    reader = _Reader(data)
-    reader.load()
-    return reader.names
 
 
 def of_malletrain(data: bytes) -> set[tuple[str, str]]:

@@ -33,6 +33,7 @@ from malletrain.cli.job_options import (
     weight_option,
 )
 from malletrain.cli.wait import exit_code, until_ended
+from malletrain.protocol.counting import counted
 
 if TYPE_CHECKING:
     from malletrain.api.client import Client
@@ -365,8 +366,8 @@ def _opened(
         except OSError as error:
             raise SpecError(f"--tasks: {tasks} cannot be read: {error.strerror}.") from None
     else:
-        stdin = sys.stdin.buffer
-        if stdin.isatty():
+        stdin = sys.stdin.buffer if sys.stdin is not None else None  # None: it is closed
+        if stdin is None or stdin.isatty():
             raise SpecError(
                 "There are no tasks: give --tasks FILE, --each PATTERN or --array LIST, or write "
                 "lines to the standard input."
@@ -397,7 +398,7 @@ def _print_commands(spec: JobSpec, rows: TaskList, as_json: bool) -> None:
         return
     click.echo("\n".join(lines))
     more = rows.count - len(lines)
-    click.echo(f"{rows.count:,} task{'s' if rows.count > 1 else ''}"
+    click.echo(counted(rows.count, "task")
                + (f", {more:,} more than these." if more else "."))  # fmt: skip
 
 
@@ -426,8 +427,8 @@ def _submit(
             print_json(view)
         else:
             click.echo(
-                f"Submitted {view.name} as job {view.id} with {rows.count:,} "
-                f"task{'s' if rows.count > 1 else ''}. Follow it with: malletrain tasks {view.id} "
+                f"Submitted {view.name} as job {view.id} with "
+                f"{counted(rows.count, 'task')}. Follow it with: malletrain tasks {view.id} "
                 "--follow"
             )
             if spec.deadline is not None or spec.budget_nh is not None:

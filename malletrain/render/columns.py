@@ -9,6 +9,7 @@ below its row. :mod:`malletrain.render.tables` decides the columns.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -32,8 +33,12 @@ def console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
     result = Console(
         file=file, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False
     )
-    if not result.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        result.width = PIPE_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdigit() or not int(columns):  # 0: unknown, as a terminal without a size says
+        if not result.is_terminal:
+            result.width = PIPE_WIDTH
+        elif columns.isdigit():
+            result.width = shutil.get_terminal_size().columns
     return result
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -328,3 +330,11 @@ def test_ctrl_c_while_tasks_are_added_cancels_the_farm(run, daemon, here, monkey
     assert done.exit_code == 130
     assert "not all of its tasks were added" in done.stderr
     assert cancelled == [["j1"]]
+
+
+def test_a_standard_input_that_is_closed_has_no_tasks(here):
+    """As cron jobs and `ssh -n` in some shells have it."""
+    argv = [sys.executable, "-m", "malletrain", "map", "--cpus", "1", "--", "true", "{}"]
+    done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *argv], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "There are no tasks: give --tasks FILE" in done.stderr

@@ -114,6 +114,15 @@ def test_a_pipe_is_wide(monkeypatch):
     assert console(io.StringIO()).width == 90
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_zero_columns_are_unknown_and_no_width(monkeypatch, is_terminal):
+    """As shells have them whose terminal has no size: nothing but empty lines was printed."""
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr("rich.console.Console.is_terminal", is_terminal)
+    width = console(io.StringIO()).width
+    assert width >= 80 if is_terminal else width == PIPE_WIDTH
+
+
 class Past:
     """A daemon with ``total`` events."""
 

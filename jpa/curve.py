@@ -302,7 +302,8 @@ class MeasuredCurve:
         if shift is None:
             return self._with_current(self.current.with_point(point)), None
         sentence = (
-            f"The throughput at {nodes} nodes has changed from {shift.before:.4g} to "
+            f"The throughput at {nodes} node{'s' * (nodes != 1)} has changed from "
+            f"{shift.before:.4g} to "
             f"{shift.after:.4g} samples/s; the other sizes will be measured again."
         )
         change = CurveChange("drift", nodes, shift.before, shift.after, self.phase, sentence)

@@ -238,7 +238,8 @@ def next_step(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> 
         if not plan.visited and last is None:
             return ProfileStep(
                 None,
-                f"The job needs {plan.sizes[-1]} nodes or more; {nodes_available} are available.",
+                f"The job needs {plan.sizes[-1]} nodes or more; {nodes_available} "
+                f"{'is' if nodes_available == 1 else 'are'} available.",
             )
         return ProfileStep(None, "Every size that can be reached by scaling down has been visited.")
     rungs = [k for k in plan.rungs if k in usable]
@@ -527,10 +528,9 @@ class Profile:
             ]
             unreached_sizes = [k for k in missing if k > largest and k not in self.failed]
             if unreached_sizes:
-                reason = (
-                    f"{reason} {unreached_sizes[0]} nodes were not available: sizes above "
-                    f"{largest} are extrapolated."
-                )
+                size = unreached_sizes[0]
+                nodes = "1 node was" if size == 1 else f"{size} nodes were"
+                reason = f"{reason} {nodes} not available: sizes above {largest} are extrapolated."
             timed_out = now - self.started_at >= config.max_profile_s
             is_partial = unreached_sizes or (missing and (timed_out or self.failed))
             result = ProfileResult.PARTIAL if is_partial else ProfileResult.MEASURED

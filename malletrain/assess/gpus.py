@@ -30,6 +30,7 @@ from malletrain.assess.hosts import (
     states,
 )
 from malletrain.config.units import UnitError, format_size, parse_size
+from malletrain.protocol.counting import counted
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError
 from scavenger.hostlist import named
@@ -407,13 +408,13 @@ def _assumptions(
         )
     if use.whole_jobs:
         yield (
-            f"{use.whole_jobs:,} jobs count as holding all GPUs of their hosts: the log says so, "
-            "or does not say what they hold."
+            f"{counted(use.whole_jobs, 'job')} {'counts' if use.whole_jobs == 1 else 'count'} as "
+            "holding all GPUs of the hosts used: the log says so, or does not say what is held."
         )
     if use.unnamed_jobs:
         yield (
-            f"{use.unnamed_jobs:,} jobs hold no GPU here: the log does not say which nodes they "
-            "had."
+            f"{counted(use.unnamed_jobs, 'job')} {'holds' if use.unnamed_jobs == 1 else 'hold'} no "
+            "GPU here: the log does not say on which nodes."
         )
     if not has_gpus(log):
         yield (
@@ -423,7 +424,11 @@ def _assumptions(
         )
     yield from _stated_hosts(log, use, hosts, totals)
     if unseen:
-        yield f"{len(unseen)} nodes that neither the log nor an option names have no GPU here."
+        have = "has" if len(unseen) == 1 else "have"
+        yield (
+            f"{counted(len(unseen), 'node')} that neither the log nor an option names {have} no "
+            "GPU here."
+        )
     yield from _unstated_sizes(totals)
     for slot in totals.slots:
         if slot.gpus > totals.largest:
@@ -440,7 +445,8 @@ def _unstated_sizes(totals: _Totals) -> Iterable[str]:
     for kind, names in totals.inferred.items():
         if names and in_slots[kind]:
             yield (
-                f"{len(names)} hosts ({named(names)}) count as having no more {kind} than their "
+                f"{counted(len(names), 'host')} ({named(names)}) "
+                f"{'counts' if len(names) == 1 else 'count'} as having no more {kind} than "
                 f"jobs held at once at most (else: --{kind.lower()}-per-node, --nodes-file)."
             )
     for kind, listed in totals.uses.items():
@@ -466,13 +472,14 @@ def _stated_hosts(log: JobLog, use: MachineUse, hosts: Hosts, totals: _Totals) -
         if foreign:
             place = log.place(use.first_jobs[foreign[0]])
             yield (
-                f"{hosts.file} does not have {len(foreign)} hosts of the log, {named(foreign)} "
-                f"(first: {foreign[0]} at {place})."
+                f"{hosts.file} does not have {counted(len(foreign), 'host')} of the log, "
+                f"{named(foreign)} (first: {foreign[0]} at {place})."
             )
     if totals.unused_hosts:
         yield (
-            f"No job held a GPU on {len(totals.unused_hosts)} hosts, {named(totals.unused_hosts)}: "
-            "their GPUs count as idle. If they have none, say so (--gpus-per-node HOSTS=0)."
+            f"No job held a GPU on {counted(len(totals.unused_hosts), 'host')}, "
+            f"{named(totals.unused_hosts)}: the GPUs there count as idle. If there are none, "
+            "say so (--gpus-per-node HOSTS=0)."
         )
     if totals.excess_hosts:
         first = totals.excess_hosts[0]

@@ -20,6 +20,7 @@ from malletrain.assess.gaps import GapReport
 from malletrain.assess.gpus import MIN_GAP_S, FragmentBin, GpuReport, Harvest
 from malletrain.assess.sharing import SharingReport
 from malletrain.assess.whatif import Case
+from malletrain.protocol.counting import counted
 from malletrain.render.palette import JOB_COLOURS
 from malletrain.sim.idle import IdleBounds
 
@@ -223,7 +224,8 @@ def verdict(assessment: Assessment) -> list[str]:
     g = assessment.gaps
     gpus = [] if assessment.gpus is None else gpu_sentences(assessment.gpus)
     most = assessment.most_idle_mean
-    most_idle = f"{most:.1f} of {g.nodes} nodes ({100 * most / g.nodes:.1f} %)"
+    machine = counted(g.nodes, "node")
+    most_idle = f"{most:.1f} of {machine} ({100 * most / g.nodes:.1f} %)"
     is_open = f"{most:.1f}" != f"{g.idle_mean:.1f}"
     if not assessment.cases and is_open:
         return [
@@ -235,7 +237,7 @@ def verdict(assessment: Assessment) -> list[str]:
     if not assessment.cases:
         nothing = "whole nodes yield nothing." if gpus else "there is nothing to harvest."
         return [
-            f"None of {g.nodes} nodes was idle at any time during {_time(g.hours)}: {nothing}",
+            f"None of {machine} was idle at any time during {_time(g.hours)}: {nothing}",
             *gpus,
         ]
     r = assessment.cases[0].result
@@ -243,11 +245,11 @@ def verdict(assessment: Assessment) -> list[str]:
     window = assessment.window[1] - assessment.window[0]
     ran_out = r.jobs_completed == r.jobs and r.hours < window * 0.999
     lines = [
-        f"On average {g.idle_mean:.1f} of {g.nodes} nodes ({100 * g.idle_fraction:.1f} %) were "
+        f"On average {g.idle_mean:.1f} of {machine} ({100 * g.idle_fraction:.1f} %) were "
         f"idle during {_time(g.hours)}; "
         f"{100 * g.longer_than(600):.0f} % of the idle node-hours lie in gaps of ten minutes "
         "and more.",
-        f"With {r.jobs} jobs MalleTrain would have trained in "
+        f"With {counted(r.jobs, 'job')} MalleTrain would have trained in "
         f"{100 * r.harvested_fraction:.0f} % of the idle node-hours: as much as "
         f"{r.equivalent_nodes * r.harvested_fraction:.1f} nodes of their own would, or about "
         f"{_thousands(per_year)} node-hours a year.",
@@ -263,12 +265,13 @@ def verdict(assessment: Assessment) -> list[str]:
         )
     if r.preemptions:
         often = r.hours * r.equivalent_nodes / r.preemptions
-        lines.append(f"Jobs lost nodes {r.preemptions} times, once in {often:.1f} idle node-hours.")
+        times = counted(r.preemptions, "time")
+        lines.append(f"Jobs lost nodes {times}, once in {often:.1f} idle node-hours.")
     if ran_out:
         lines.insert(
             1,
-            f"The {r.jobs} jobs ran out after {_time(r.hours)} of {_time(window)}: what follows is "
-            "of that time, and there is room for more work (--jobs, --samples).",
+            f"The {counted(r.jobs, 'job')} ran out after {_time(r.hours)} of {_time(window)}: what "
+            "follows is of that time, and there is room for more work (--jobs, --samples).",
         )
     return [*lines, *gpus]
 

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from malletrain.cli.common import Refused, print_json, say
 from malletrain.cli.simulate import COUNT, FILE, jobs_of, settings_of, simulation_options
+from malletrain.protocol.counting import counted
 
 EVERY_S = 30.0
 """Time between two lines without a terminal, seconds."""
@@ -289,7 +290,10 @@ def assess(
                 log, nodes, observed, nodes_ground=ground, cpus_per_node=hosts.largest_cpus()
             )
             sharing = sharing_report(log, observed, hosts, availability, use)
-            idle, source = availability.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
+            idle, source = (
+                availability.trace,
+                f"{log.source} {path.name}, {counted(len(log.jobs), 'job')}",
+            )
             bounds = availability.bounds
             assumed = (
                 *availability.assumptions,
@@ -349,7 +353,7 @@ def _is_default(option: str) -> bool:
 def _assumptions(o: dict[str, Any]) -> list[str]:
     """Return the assumptions of the simulation, as sentences."""
     jobs = (
-        f"{o['jobs']} jobs"
+        counted(int(o["jobs"]), "job")
         if o["jobs"].isdigit()
         else f"jobs that arrive as in {Path(o['jobs']).name}"
     )

@@ -22,6 +22,7 @@ import click
 from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, config_option, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
+from malletrain.protocol.counting import counted
 
 if TYPE_CHECKING:
     from malletrain.config.model import Config
@@ -93,7 +94,7 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
     if section.weights_from == "slurm":
         associations = slurm_associations(config)  # errors are reported as a finding
         parties.learned(associations)
-        yield True, f"Slurm tells the accounts of {len(associations.accounts)} users."
+        yield True, f"Slurm tells the accounts of {counted(len(associations.accounts), 'user')}."
     elif (section.by == "account" or limits) and not section.account_of:
         yield (
             None,

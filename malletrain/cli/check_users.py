@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from malletrain.protocol.counting import counted
+
 if TYPE_CHECKING:
     from malletrain.config.model import Config
     from scavenger.batch.slots import SlotKind
@@ -193,7 +195,7 @@ def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]
             yield None, f"{config.daemon.users} lists {name}, whom this host does not know."
         yield (
             True,
-            f"{config.daemon.users} lists {len(listed)} user{'' if len(listed) == 1 else 's'}.",
+            f"{config.daemon.users} lists {counted(len(listed), 'user')}.",
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from malletrain.cli.common import client_of, refusal, say, state_dir_option
+from malletrain.protocol.counting import counted
 
 EVERY_NODE = "*"
 NAMES_BYTES = 256 * 1024
@@ -60,7 +61,9 @@ def _send(state_dir: Path | None, op: str, **params: Any) -> None:
                 if len(chunks) == 1 or error.code not in ("refused", "usage"):
                     raise
                 refused.append(error)
-                say(f"Refused for {len(nodes)} nodes, {nodes[0]} to {nodes[-1]}: {error}")
+                say(
+                    f"Refused for {counted(len(nodes), 'node')}, {nodes[0]} to {nodes[-1]}: {error}"
+                )
     if len(refused) == len(chunks):
         raise click.exceptions.Exit(refusal(refused[0]).exit_code)
 

@@ -32,6 +32,7 @@ from malletrain.cli.job_options import (
     weight_option,
 )
 from malletrain.cli.wait import exit_code, exit_code_of_failed, until_ended
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.submission.script import output_folders
 
@@ -356,7 +357,8 @@ def _print_submitted(jobs: Sequence[JobView], array: bool, as_json: bool) -> Non
         print_json(list(jobs) if array else first)
     elif array:
         click.echo(
-            f"Submitted {len(jobs)} jobs, {first.name} ({first.id}) to {last.name} ({last.id})."
+            f"Submitted {counted(len(jobs), 'job')}, {first.name} ({first.id}) to "
+            f"{last.name} ({last.id})."
         )
         tell_goal(first.goal)
     else:

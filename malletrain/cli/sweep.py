@@ -21,6 +21,7 @@ from malletrain.cli.common import (
     state_dir_option,
 )
 from malletrain.protocol import env
+from malletrain.protocol.counting import counted
 
 if TYPE_CHECKING:
     from malletrain.sweep.ledger import Ledger, Summary
@@ -305,7 +306,7 @@ def _stands(summary: Summary, attended: bool) -> str:
 
 
 def _trials(count: int) -> str:
-    return f"{count} trial{'' if count == 1 else 's'}"
+    return counted(count, "trial")
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from malletrain.cli.common import (
     state_dir_option,
 )
 from malletrain.cli.wait import EXIT_CODES, exit_code
+from malletrain.protocol.counting import counted
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -98,7 +99,7 @@ def tasks(
         if csv_file is not None:
             count = _write_csv(client, farm, state or "", csv_file)
             if csv_file != "-":
-                say(f"Wrote {count:,} task{'' if count == 1 else 's'} to {csv_file}.")
+                say(f"Wrote {counted(count, 'task')} to {csv_file}.")
             return
         view = _listed(client, farm, state or "", limit)
     if as_json:

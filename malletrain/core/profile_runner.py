@@ -39,6 +39,7 @@ from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainers
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 
 SPARED = "spared"
@@ -323,7 +324,7 @@ class ProfileRunner:
         self._state.forgive(job)
         has_interval = math.isfinite(m.half_width)
         spread = f"± {m.half_width:.2g}" if has_interval else "± unknown"
-        size = f"{m.nodes} node{'s' if m.nodes != 1 else ''}"
+        size = counted(m.nodes, "node")
         sentence = f"{size}: {m.rate:.4g} {spread} samples/s, from {m.seconds:.1f} s."
         data = {
             "nodes": m.nodes,

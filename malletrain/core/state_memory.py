@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from malletrain.protocol.counting import counted
 from malletrain.protocol.sizes import shown
 
 IN_MEMORY = "memory"
@@ -109,7 +110,7 @@ def in_memory(taken: Sequence[int], newest: Mapping[str, Any], notice: HandOverT
     """
     if not taken:
         return ""
-    nodes = "1 node" if len(taken) == 1 else f"{len(taken)} nodes"
+    nodes = counted(len(taken), "node")
     sentence = (
         f"Its snapshots take {shown(sum(taken))} on {nodes}, {shown(max(taken))} at most on one."
     )

@@ -65,6 +65,7 @@ from malletrain.identity.state_directory import (
 )
 from malletrain.identity.users import Users
 from malletrain.protocol import messages
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.database import StatementRefused
@@ -436,7 +437,9 @@ class Daemon:
             nodes = len(list(state.agents))
             state.audit.record(
                 EventKind.DAEMON_STOPPED,
-                f"The daemon stops; {running} jobs continue without it on {nodes} nodes.",
+                f"The daemon stops; {counted(running, 'job')} "
+                f"{'continues' if running == 1 else 'continue'} without it on "
+                f"{counted(nodes, 'node')}.",
             )
         # The announcement to the site stays: it is valid again at the next start.
         remove_daemon_info(self.config.state_dir / INFO)
@@ -451,7 +454,9 @@ class Daemon:
         state.controller.hold(state.clock.now() + wait + 60.0)
         components.leases.slot_prices.restore()
         components.jobs.restore()
-        inventory = f"{len(state.runs)} unfinished jobs and {lease_count} leases"
+        inventory = (
+            f"{counted(len(state.runs), 'unfinished job')} and {counted(lease_count, 'lease')}"
+        )
         if before is None:
             kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {inventory}."
         else:

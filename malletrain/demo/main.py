@@ -34,6 +34,7 @@ from malletrain.demo.account import (
 )
 from malletrain.demo.stage import DemoError, DemoStage
 from malletrain.demo.summary import DemoResult, JobResult, render
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail, JobView, StatusView
 from malletrain.render import tables
@@ -464,10 +465,12 @@ class DemoWatcher:
             self._line_due = now + LINE_INTERVAL_S
             for j in self.screen.jobs:
                 where = (
-                    f"{len(j.nodes)} nodes, {rate(j.rate)}" if j.nodes else j.reason or "no node"
+                    f"{counted(len(j.nodes), 'node')}, {rate(j.rate)}"
+                    if j.nodes
+                    else j.reason or "no node"
                 )
                 line = (
                     f"{time.strftime('%H:%M:%S')}  {j.name}: {j.state}, {where}, "
-                    f"{count(j.samples)} samples, {j.rescales} rescales"
+                    f"{count(j.samples)} samples, {counted(j.rescales, 'rescale')}"
                 )
                 self.terminal.print(Text(line, "dim"), soft_wrap=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from malletrain.demo.account import Account
+from malletrain.protocol.counting import counted
 from malletrain.render.columns import Column, FittedTable
 from malletrain.render.tables import state
 from malletrain.render.text import count, plain
@@ -118,7 +119,8 @@ def render(result: DemoResult, files: Sequence[tuple[str, str]] = ()) -> Rendera
             verdict,
         )
     line = Text(
-        f"{result.rescales} rescales and {result.preemptions} preemptions survived; "
+        f"{counted(result.rescales, 'rescale')} and "
+        f"{counted(result.preemptions, 'preemption')} survived; "
         f"{count(result.samples)} samples processed in {result.wall_s:.0f} s.", "bold",
     )  # fmt: skip
     parts: list[RenderableType] = [Text(), sums, Text(), jobs, Text(), line]

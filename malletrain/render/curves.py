@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from malletrain.config.units import show_duration
+from malletrain.protocol.counting import counted
 from malletrain.protocol.views import SeriesView
 from malletrain.render.text import count, figure, plain
 
@@ -41,7 +42,7 @@ def curve(series: SeriesView, *, over: str = "samples", width: int = 80, height:
     columns, rows = max(4, width - margin - 1), max(2, height - 2)
     grid = dots(points, columns, rows)
     text = Text(plain(series.name), "bold")
-    many = f"{series.count:,} value{'s' if series.count != 1 else ''}"
+    many = counted(series.count, "value")
     text.append(f" over {over}, {many}, the last {figure(values[-1])}\n", "dim")
     for number, line in enumerate(grid):
         label = labels.get(number, "") if rows > 1 else ""

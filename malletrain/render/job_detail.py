@@ -19,6 +19,7 @@ from rich.text import Text
 
 from malletrain.config.units import show_duration
 from malletrain.protocol import sizes
+from malletrain.protocol.counting import counted
 from malletrain.protocol.payloads import SIZE_NOUNS
 from malletrain.protocol.views import (
     DataCacheView,
@@ -48,13 +49,13 @@ STANDS = {
 }
 """State of a profile → text."""
 RESCALES = {
-    "start": "started on {to} nodes",
-    "up": "grew: {before} → {to} nodes",
-    "down": "shrank: {before} → {to} nodes",
-    "loss": "lost nodes: {before} → {to} nodes",
-    "same": "moved: {to} nodes",
+    "start": "started on {to}",
+    "up": "grew: {before} → {to}",
+    "down": "shrank: {before} → {to}",
+    "loss": "lost nodes: {before} → {to}",
+    "same": "moved: {to}",
 }
-"""Kind of rescale → text."""
+"""Kind of rescale → text. ``to``: the number after it, with its noun."""
 PARTS = {
     "data": "waiting for data",
     "computing": "computing",
@@ -145,10 +146,10 @@ def _facts(detail: JobDetail) -> Table:
     for name in ("threads", "loader_workers"):
         if number := int(spec.get(name, 0)):
             noun = name.replace("_", " ").removesuffix("s")
-            shown += f", {number} {noun}{'s' if number > 1 else ''}"
+            shown += f", {counted(number, noun)}"
     if farm:
         cores = int(farm.get("cpus", 0))
-        shown = f"{cores} core{'s' if cores > 1 else ''} a task" if cores else "a task a node"
+        shown = f"{counted(cores, 'core')} a task" if cores else "a task a node"
     noun = SIZE_NOUNS.get(j.counts, "nodes")
     fact(noun[0].upper() + noun[1:], f"{span(j.min_nodes, j.max_nodes)} wanted, {shown}")
     if spec.get("node_class"):
@@ -237,7 +238,7 @@ def scaling(
     for i in profile.interruptions:
         parts.append(
             Text(
-                f"Interrupted {clock(i.time)}: {i.before} → {i.nodes} nodes, so that "
+                f"Interrupted {clock(i.time)}: {i.before} → {counted(i.nodes, 'node')}, so that "
                 f"{plain(i.by)} could be measured."
             )
         )
@@ -507,17 +508,13 @@ def _rescales(rescales: Sequence[RescaleView]) -> list[RenderableType]:
         Column("PHASES", note=True),
     )
     for s in rescales:
-        words = RESCALES.get(s.kind, plain(s.kind) + ": {before} → {to} nodes")
+        words = RESCALES.get(s.kind, plain(s.kind) + ": {before} → {to}")
         table.add_row(
             str(s.generation),
             clock(s.began),
-            _nodes(words.format(before=s.from_nodes, to=s.to_nodes)),
+            words.format(before=s.from_nodes, to=counted(s.to_nodes, "node")),
             "unfinished" if s.cost_s is None else f"{s.cost_s:.2f} s",
             ", ".join(f"{plain(name)} {seconds:.2f}" for name, seconds in s.phases.items()),
         )
     title = "\nStarts and rescales (pause without samples; its phases in seconds)"
     return [Text(title, "bold"), table]
-
-
-def _nodes(words: str) -> str:
-    return words.replace(" 1 nodes", " 1 node")

@@ -20,6 +20,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from malletrain.protocol.counting import counted
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
 from malletrain.render import tables
 from malletrain.render.columns import Column, FittedTable, shorten
@@ -198,7 +199,7 @@ class Screen:
             text.append("\n" if k % across == 0 else "")
             text.append(SIGNS.get(n.state, "?"), style(n))
         if shown < len(self.nodes):
-            text.append(f"\n… and {len(self.nodes) - shown:,} more nodes", "dim")
+            text.append(f"\n… and {counted(len(self.nodes) - shown, 'more node')}", "dim")
         return text, text.plain.count("\n") + 1
 
     def throughput(

@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from malletrain.config.units import show_duration
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.payloads import SIZE_NOUNS
 from malletrain.protocol.views import (
@@ -91,7 +92,7 @@ def state(word: str) -> Text:
 
 def work_done(job: JobView) -> str:
     """Return the samples of a job, or the number of done tasks of a farm."""
-    return f"{count(job.samples)} tasks" if job.mode == "farm" else count(job.samples)
+    return counted(int(job.samples), "task") if job.mode == "farm" else count(job.samples)
 
 
 def metrics(values: Mapping[str, float]) -> str:
@@ -118,8 +119,8 @@ def headline(status: StatusView) -> Text:
         f"{idle} more {'is' if idle == 1 else 'are'} idle\n"
     )
     line.append(
-        f"{rate(status.rate)}; {count(status.samples)} samples, {status.rescales:,} rescales, "
-        f"{status.preemptions:,} preemptions"
+        f"{rate(status.rate)}; {count(status.samples)} samples, "
+        f"{counted(status.rescales, 'rescale')}, {counted(status.preemptions, 'preemption')}"
     )
     for trainer in status.trainers:
         line.append(f"\n{_trainer(trainer)}")
@@ -141,8 +142,9 @@ def headline(status: StatusView) -> Text:
 def _trainer(trainer: TrainerView) -> str:
     """Return a line about one trainer's plan."""
     return (
-        f"Trainer {plain(trainer.name)} ({plain(trainer.objective)}): {trainer.jobs} jobs on "
-        f"{trainer.nodes} nodes, {trainer.waiting} wait; {rate(trainer.rate)}"
+        f"Trainer {plain(trainer.name)} ({plain(trainer.objective)}): "
+        f"{counted(trainer.jobs, 'job')} on {counted(trainer.nodes, 'node')}, {trainer.waiting} "
+        f"{'waits' if trainer.waiting == 1 else 'wait'}; {rate(trainer.rate)}"
     )
 
 
@@ -271,7 +273,7 @@ def _sentence(kind: str, slots: Iterable[NodeView]) -> str:
     parts = [f"{counts[word]} {word}" for word in ("leased", "can be leased") if counts[word]]
     parts += [f"{number} left alone: {why}" for why, number in reasons.items()]
     total = counts.total() + reasons.total()
-    return f"{total} {kind} slot{'s' if total != 1 else ''}, {'; '.join(parts)}"
+    return f"{counted(total, f'{kind} slot')}, {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)

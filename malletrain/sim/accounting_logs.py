@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from malletrain.protocol.counting import counted
 from malletrain.sim.logged_jobs import (
     FILE_LINES,
     JobLog,
@@ -113,29 +114,31 @@ def read_sacct(path: str | Path) -> JobLog:
             "own (sacct --allocations lists none)."
         )
     if counts["steps"]:
+        are = "is" if counts["steps"] == 1 else "are"
         notes.append(
-            f"The log lists {counts['steps']:,} steps of jobs, which are left out (sacct "
-            "--allocations lists none)."
+            f"The log lists {counted(counts['steps'], 'step')} of jobs, which {are} left out "
+            "(sacct --allocations lists none)."
         )
     if "JobID" in columns and is_each_alone:
         notes.append(
             "No job of the log ran twice. Where jobs are requeued, sacct lists their earlier runs "
             "with --duplicates only; without it the nodes of these look idle."
         )
-    if counts["parts of GPUs"]:
+    if parts := counts["parts of GPUs"]:
         notes.append(
-            f"{counts['parts of GPUs']:,} jobs hold parts of GPUs (gres/shard, gres/mps), which "
-            "count as no GPU: these GPUs look idle."
+            f"{counted(parts, 'job')} {'holds' if parts == 1 else 'hold'} parts of GPUs "
+            "(gres/shard, gres/mps), which count as no GPU: these GPUs look idle."
         )
-    if counts["no such times"]:
+    if times := counts["no such times"]:
         notes.append(
-            f"{counts['no such times']:,} times of the log do not exist in the time zone of this "
-            "computer, whose clocks were put forward then. So the log is of another zone, and "
-            "times around changes of the clocks are wrong by an hour; set the machine's zone, such "
-            "as TZ=UTC."
+            f"{counted(times, 'time')} of the log {'does' if times == 1 else 'do'} not exist in "
+            "the time zone of this computer, whose clocks were put forward then. So the log is of "
+            "another zone, and times around changes of the clocks are wrong by an hour; set the "
+            "machine's zone, such as TZ=UTC."
         )
-    if counts["suspended"]:
-        notes.append(_suspended(f"{counts['suspended']:,} jobs were suspended for a time"))
+    if suspended := counts["suspended"]:
+        were = "was" if suspended == 1 else "were"
+        notes.append(_suspended(f"{counted(suspended, 'job')} {were} suspended for a time"))
     log = job_log("sacct", path, jobs.values(), None, counts["skipped"])
     return replace(
         log,

@@ -25,6 +25,7 @@ from datetime import datetime
 
 import numpy as np
 
+from malletrain.protocol.counting import counted
 from malletrain.sim.logged_jobs import JobLog
 from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation, observe
 from malletrain.sim.occupancy import (
@@ -165,7 +166,8 @@ def _derived(
             unnamed_s, used_s = (node_seconds(each, observed) for each in (unnamed, spans))
             share = 100 * unnamed_s / max(used_s, 1.0)
             assumptions.append(
-                f"{len(unnamed)} jobs are left out, with {share:.1f} % "
+                f"{counted(len(unnamed), 'job')} {'is' if len(unnamed) == 1 else 'are'} left out, "
+                f"with {share:.1f} % "
                 "of the node-hours in use: the log does not say which nodes they had. With them "
                 f"{(idle_s - least_s) / 3600:,.1f} node-hours less would be idle at most."
             )
@@ -178,9 +180,10 @@ def _unstarted_sentences(log: JobLog, spans: Sequence[JobSpan]) -> list[str]:
     missing = len(log.jobs) - len(spans)
     if not missing:
         return []
+    are, they, their = ("is", "it", "Its") if missing == 1 else ("are", "they", "Their")
     return [
-        f"{missing:,} jobs are left out: the log does not say when they started. Their nodes look "
-        "idle."
+        f"{counted(missing, 'job')} {are} left out: the log does not say when {they} started. "
+        f"{their} nodes look idle."
     ]
 
 
@@ -197,10 +200,13 @@ def _endless_sentences(spans: Sequence[JobSpan], observed: Observation) -> list[
     if not endless:
         return []
     hours = node_seconds(endless, observed) / 3600
+    jobs, run, count, ends = f"{len(endless):,} jobs have", "run", "they count", "their ends"
+    if len(endless) == 1:
+        jobs, run, count, ends = "1 job has", "runs", "it counts", "its end"
     return [
-        f"{len(endless)} jobs have no end in the log and run longer than any that ended "
-        f"({longest_s / 86400:.1f} days): they count as running, with {hours:,.0f} node-hours. If "
-        "the accounting has missed their ends (sacctmgr show runawayjobs lists such jobs of "
+        f"{jobs} no end in the log and {run} longer than any that ended "
+        f"({longest_s / 86400:.1f} days): {count} as running, with {hours:,.0f} node-hours. If "
+        f"the accounting has missed {ends} (sacctmgr show runawayjobs lists such jobs of "
         "Slurm), more nodes were idle."
     ]
 
@@ -278,16 +284,20 @@ def _named(
     names = sorted(busy)
     if nodes is not None:
         if nodes < len(names):
-            raise WorkloadError(f"The log names {len(names)} nodes, more than the {nodes} given.")
-        names += [f"unseen-{k + 1}" for k in range(nodes - len(names))]
+            raise WorkloadError(
+                f"The log names {counted(len(names), 'node')}, more than the {nodes} given."
+            )
+        unused = nodes - len(busy)
+        names += [f"unseen-{k + 1}" for k in range(unused)]
         assumptions.append(
-            f"The machine has {nodes:,} nodes, {nodes_ground}. {nodes - len(busy)} nodes that no "
-            "job of the log used count as idle throughout."
+            f"The machine has {counted(nodes, 'node')}, {nodes_ground}. {counted(unused, 'node')} "
+            f"that no job of the log used {'counts' if unused == 1 else 'count'} as idle "
+            "throughout."
         )
     else:
         assumptions.append(
-            f"The machine is taken to have the {len(names):,} nodes that the log names. Nodes that "
-            "no job of the log used are not counted at all (else: --nodes)."
+            f"The machine is taken to have the {counted(len(names), 'node')} that the log names. "
+            "Nodes that no job of the log used are not counted at all (else: --nodes)."
         )
     assumptions += _partly_present(busy, duration)
     node, gap_from, gap_to = [], [], []
@@ -365,10 +375,10 @@ def _size(
 ) -> tuple[int, str]:
     """Return the number of nodes of the machine, and a sentence about how it is known."""
     if stated[0] is not None:
-        return stated[0], f"The machine has {stated[0]:,} nodes, {stated[1]}."
+        return stated[0], f"The machine has {counted(stated[0], 'node')}, {stated[1]}."
     if log.nodes is not None:
         ground = log.nodes_ground or "as the log says"
-        return log.nodes, f"The machine has {log.nodes:,} nodes, {ground}."
+        return log.nodes, f"The machine has {counted(log.nodes, 'node')}, {ground}."
     first, last = spans[0].start, spans[-1].start
     ends = [span.end for span in spans if span.end < math.inf]
     used = occupancy(spans, first, max([last + 1.0, *ends]), size=None, cpus_per_node=cpus)
@@ -415,7 +425,8 @@ def _bounds_sentences(
     if used.partial_jobs and cpus is not None:
         share = 100 * used.partial_node_s / max(used.node_s(used.most), 1.0)
         reasons.append(
-            f"{used.partial_jobs:,} jobs with {share:.1f} % of the node-hours of jobs hold fewer "
+            f"{counted(used.partial_jobs, 'job')} with {share:.1f} % of the node-hours of jobs "
+            f"{'holds' if used.partial_jobs == 1 else 'hold'} fewer "
             f"than the {cpus.count} CPUs of a node ({cpus.ground})"
         )
     if used.conflicting_jobs:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from malletrain.protocol.counting import counted
 from malletrain.store.database import StoreError, parse_url, shown_url
 from malletrain.store.migrations import versions
 from malletrain.store.rows import is_json
@@ -163,7 +164,10 @@ def check(url: str) -> str:
     version = _checked_version(path)
     with _open(path) as connection:
         counts = [
-            f"{connection.execute(f'SELECT count(*) FROM {name}').fetchone()[0]:,} {name}"
+            counted(
+                connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0],
+                name.removesuffix("s"),
+            )
             for name in EXPORTED
         ]
     newest = "" if version == HEAD else f"; this malletrain will migrate it to {HEAD}"

@@ -40,6 +40,7 @@ import msgspec
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from malletrain.protocol.counting import counted
 from malletrain.protocol.messages import JobSpec
 from malletrain.sweep import ledger as book
 from malletrain.sweep.ledger import Ledger, StoredValueError
@@ -460,8 +461,9 @@ class Engine:
             why = failed[-1].user_attrs.get(book.WHY, "for a reason that is not known")
             runs = any(t.state == TrialState.RUNNING for t in trials)
             raise SweepError(
-                f"{len(failed)} trials failed and none ended well. Trial {failed[-1].number}: "
-                f"{why.rstrip('.')}. Mend that, then: malletrain sweep resume {self.ledger.name}"
+                f"{counted(len(failed), 'trial')} failed and none ended well. Trial "
+                f"{failed[-1].number}: {why.rstrip('.')}. Mend that, then: "
+                f"malletrain sweep resume {self.ledger.name}"
                 + (f" (or end what runs: malletrain sweep cancel {self.ledger.name})" * runs)
             )
 
@@ -523,12 +525,11 @@ class Engine:
         """
         s, ledger = self._s.sweep, self.ledger
         trials = [t for t in ledger.trials() if t.state != TrialState.WAITING]
+        target = counted(ledger.target_trials, "trial")
         if s.time is not None and now - ledger.began >= s.time:
-            return f"Its time is over, after {len(trials)} of {ledger.target_trials} trials."
+            return f"Its time is over, after {len(trials)} of {target}."
         if s.node_hours is not None and self._used_s(trials) >= s.node_hours * 3600:
-            return (
-                f"Its node-hours are used up, after {len(trials)} of {ledger.target_trials} trials."
-            )
+            return f"Its node-hours are used up, after {len(trials)} of {target}."
         return ""
 
     def _used_s(self, trials: list[FrozenTrial]) -> float:

@@ -354,9 +354,8 @@ class LeaseLedger:
         """
         limits = []
         if self.max_leases:
-            limits.append(
-                (self.max_leases - active, f"the configuration allows {self.max_leases} leases")
-            )
+            leases = f"{self.max_leases} lease{'s' * (self.max_leases != 1)}"
+            limits.append((self.max_leases - active, f"the configuration allows {leases}"))
         limit = self._limits.get(only)
         if limit is not None and limit.remaining_s(now) > 0:
             count = self._allowed[only]

@@ -35,26 +35,26 @@ def job_limit(title: str, name: str, limit: int, max_leases: int, table: str) ->
         max_leases: maximum number of leases of one user in the configuration; 0: no limit.
         table: table of the configuration, such as ``scheduler.slurm``.
     """
+    jobs = "1 job" if limit == 1 else f"{limit} jobs"
     if not limit:
         yield no_lease("0", name, table)
     elif max_leases >= limit:
         yield (
             False,
-            f"{title} allows one user {limit} jobs ({name}), leases included, and "
+            f"{title} allows one user {jobs} ({name}), leases included, and "
             f"max_leases_per_user is {max_leases}, so the user's other jobs would be refused or "
             f"wait; set max_leases_per_user in [{table}] below {limit}.",
         )
     elif not max_leases:
         yield (
             True,
-            f"{title} allows one user {limit} jobs ({name}), and leases count as jobs; set "
+            f"{title} allows one user {jobs} ({name}), and leases count as jobs; set "
             f"max_leases_per_user in [{table}] to leave room for the user's other jobs.",
         )
     else:
         yield (
             True,
-            f"{title} allows one user {limit} jobs ({name}); leases take {max_leases} of them at "
-            "most.",
+            f"{title} allows one user {jobs} ({name}); leases take {max_leases} of them at most.",
         )
 
 

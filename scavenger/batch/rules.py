@@ -364,13 +364,15 @@ def choose(
     chosen = list(units.values())
     bounds = []
     if rules.reserve:
+        left = "1 idle node is" if rules.reserve == 1 else f"{rules.reserve} idle nodes are"
         sentence = (
-            f"{rules.reserve} idle nodes are left to the main scheduler, and {usable} are idle"
+            f"{left} left to the main scheduler, and {usable} {'is' if usable == 1 else 'are'} idle"
         )
         bounds.append((max(0, usable - rules.reserve), False, RESERVE, sentence))
     if limit is not None:
         bounds.append((max(0, limit[0]), True, AT_ONCE, limit[1]))
-    at_once = f"{rules.max_at_once} nodes are requested at once; the next poll continues"
+    requested = "1 node is" if rules.max_at_once == 1 else f"{rules.max_at_once} nodes are"
+    at_once = f"{requested} requested at once; the next poll continues"
     bounds.append((rules.max_at_once, False, AT_ONCE, at_once))
     for room, counts_leases, rule, sentence in bounds:
         candidates, chosen = chosen, []

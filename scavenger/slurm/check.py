@@ -83,7 +83,8 @@ def _partitions(inputs: SlurmCheckInputs) -> Iterator[Finding]:
                 f"Partition {name} is not up; run: scontrol update PartitionName={name} State=UP",
             )
         else:
-            yield True, f"Partition {name} is up and has {len(partition.nodes)} nodes."
+            count = len(partition.nodes)
+            yield True, f"Partition {name} is up and has {count} node{'s' * (count != 1)}."
             if partition.exclusive_topo:
                 yield (
                     False,
@@ -506,7 +507,7 @@ def _polls(inputs: SlurmCheckInputs) -> Iterator[Finding]:
         )
         yield False, f"The polls of the daemon fail: {error}{why * bool(hidden)}"
     else:
-        yield True, f"A poll sees {len(table.nodes)} nodes."
+        yield True, f"A poll sees {len(table.nodes)} node{'s' * (len(table.nodes) != 1)}."
 
 
 def _is_operator(inputs: SlurmCheckInputs) -> bool:

@@ -164,7 +164,7 @@ def test_a_clean_stop_leaves_the_job_running_and_says_so(shared):
     shared.until_samples(job, 50)
     worker = shared.workers(script)[0]
     assert shared.kill_daemon(signal.SIGTERM) == 0
-    assert shared.has_logged("1 jobs continue without it")
+    assert shared.has_logged("1 job continues without it")
     assert worker.is_running()
     shared.start_daemon()
     assert shared.until_state(job, "running").samples >= 50

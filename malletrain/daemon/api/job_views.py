@@ -29,6 +29,7 @@ from malletrain.daemon.jobs.layout_tuner import has_measured_loaders, layout_vie
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec
 from malletrain.daemon.jobs.step_windows import step_times_record
 from malletrain.protocol import messages, wire
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.redaction import detail_for_others, job_for_others
 from malletrain.protocol.views import (
@@ -323,7 +324,8 @@ class JobViews:
             whose = f" as {owner}" if owner else ""
             return f"leases{whose} fail ({why}); tried again later"
         if (quota := self._state.controller.quotas.full(job)) is not None:
-            return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
+            allowed = counted(quota.nodes, "node")
+            return f"{quota.name} may have {allowed} at once, and other jobs have them"
         behind = self._share_reason(job.submitted.party)
         trainer = trainer_of(self._state, job)
         kind = job.submitted.node_class

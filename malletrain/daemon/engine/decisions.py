@@ -31,6 +31,7 @@ from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.layout_tuner import layout_record
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol import messages
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from scavenger.hostlist import named
 
@@ -260,5 +261,5 @@ class Decisions:
 
 
 def _describe_change(before: int, after: int) -> str:
-    nodes = f"{after} node{'s' if after != 1 else ''}"
+    nodes = counted(after, "node")
     return f"From {before} to {nodes}" if before else f"Started on {nodes}"

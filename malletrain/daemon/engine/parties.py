@@ -21,6 +21,7 @@ from malletrain.core.events import Quota
 from malletrain.core.shares import PartyService
 from malletrain.core.trainers import REST
 from malletrain.identity.keys import user_name
+from malletrain.protocol.counting import counted
 from malletrain.store.records import ServiceRow
 from malletrain.store.store import Store
 from scavenger.slurm.associations import Associations
@@ -204,8 +205,8 @@ class Parties:
         for quota in self.quotas(user):
             if min_nodes > quota.nodes:
                 return (
-                    f"The job needs {min_nodes} nodes at least, and {quota.name} may have "
-                    f"{quota.nodes} at once; ask for fewer, or an operator for more (quotas)."
+                    f"The job needs {counted(min_nodes, 'node')} at least, and {quota.name} may "
+                    f"have {quota.nodes} at once; ask for fewer, or an operator for more (quotas)."
                 )
         return ""
 

@@ -30,6 +30,7 @@ from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import notice_of
 from malletrain.daemon.site.clock import Clock
 from malletrain.protocol import messages
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.failures import secondary
 from malletrain.protocol.views import NetworkView
@@ -145,7 +146,7 @@ class RoundShell:
                 self._repository.save(run, generation=action.generation, members=action.members)
                 self._audit.record(
                     EventKind.ROUND_FORMED,
-                    f"Round {action.generation} has {len(action.members)} members.",
+                    f"Round {action.generation} has {counted(len(action.members), 'member')}.",
                     job=job,
                     generation=action.generation,
                     members=list(action.members),

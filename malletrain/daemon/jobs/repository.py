@@ -33,6 +33,7 @@ from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import SeriesView
 from malletrain.rounds.interface import Rounds
@@ -367,7 +368,7 @@ class JobRepository:
 
 
 def _rescale_sentence(r: RescaleRecord) -> str:
-    nodes = f"{r.to_nodes} node{'s' if r.to_nodes != 1 else ''}"
+    nodes = counted(r.to_nodes, "node")
     if r.kind == "start":
         return f"Started on {nodes}; the first sample came {r.cost_s:.2f} s after the decision."
     why = ", because a node was lost" if r.kind == "loss" else ""

@@ -32,6 +32,7 @@ from malletrain.daemon.nodes.reports import AgentReports
 from malletrain.daemon.nodes.slow_nodes import SlowLinkWatch, SlowNodeWatch
 from malletrain.daemon.nodes.stuck import HungSteps, StuckRounds, warn_of_silence
 from malletrain.protocol import messages
+from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.phases import BROKEN
 from malletrain.rounds.interface import RoundStage
@@ -392,7 +393,7 @@ class AgentHandlers:
                     run.monitor.adopted(len(members), now)
                     self._state.audit.record(
                         EventKind.JOB_ADOPTED,
-                        f"The job continued meanwhile on {len(members)} nodes.",
+                        f"The job continued meanwhile on {counted(len(members), 'node')}.",
                         job=job,
                     )
                 else:  # jobs without nodes are not affected

@@ -22,6 +22,7 @@ from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.site.advertise import advertised
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
 from malletrain.identity.state_directory import make_private_dir, write_atomically
+from malletrain.protocol.counting import counted
 from malletrain.shipped import shipped
 from scavenger.batch.calls import CallLog
 from scavenger.batch.commands import CommandPolicy, Commands
@@ -387,7 +388,8 @@ def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
             return
     yield (
         True,
-        f"An embedded cluster of {local.nodes} nodes will be started in {config.cluster_dir}.",
+        f"An embedded cluster of {counted(local.nodes, 'node')} will be started in "
+        f"{config.cluster_dir}.",
     )
 
 

@@ -31,6 +31,7 @@ from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTrainin
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
 from malletrain.elastic.state import StateError
 from malletrain.elastic.step_exchange import Invited, to_wait_for, who_stays
+from malletrain.protocol.counting import counted
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together
@@ -203,8 +204,8 @@ def share_shards(training: ShardedTraining, group: Group, shard_group_size: int)
     if goes_back and group.place.rank == 0 and newest is not None:
         report.tell(
             f"Shards were lost with their nodes. The run continues from the copies of step "
-            f"{version.steps}, {newest.steps - version.steps} steps back; the samples of those "
-            "steps are drawn again."
+            f"{version.steps}, {counted(newest.steps - version.steps, 'step')} back; the samples "
+            "of those steps are drawn again."
         )
     training.adopt(module, description, group)
     # A single process has no copies, or old ones. It keeps its state until there are new copies.

@@ -216,7 +216,7 @@ def test_a_pbs_log_with_vnodes(answer):
     assert result["idle_gpu_fraction"] == pytest.approx((132 + 24) / (16 * 24))
     assert result["slots"][0]["gpu_hours"] == pytest.approx(4 * 12 + 4 * 6)
     assert result["evenly_spread_node_seconds"] == 0.0
-    assert any("1 jobs count as holding all GPUs" in line for line in result["assumptions"])
+    assert any("1 job counts as holding all GPUs" in line for line in result["assumptions"])
 
 
 def test_steps_are_not_counted_twice_and_runs_of_requeued_jobs_are(report):
@@ -271,8 +271,8 @@ def test_hosts_that_differ_and_hosts_that_no_job_used(report, tmp_path):
     assert result.idle_gpu_hours_partly_used_hosts == pytest.approx(2 * 24 + 12)
     sentences = " ".join(result.assumptions)
     assert "No job of the log ran on 1 of the stated hosts, g3 (nodes.txt, line 6)" in sentences
-    assert "nodes.txt does not have 1 hosts of the log, x9 (first: x9 at log, line 5)." in sentences
-    assert "1 hosts (x9) count as having no more GPUs than their jobs held at once" in sentences
+    assert "nodes.txt does not have 1 host of the log, x9 (first: x9 at log, line 5)." in sentences
+    assert "1 host (x9) counts as having no more GPUs than jobs held at once" in sentences
 
 
 def test_nodes_that_only_the_number_of_nodes_states(report):
@@ -292,14 +292,14 @@ def test_more_gpus_than_the_host_has(report):
     sentences = " ".join(result.assumptions)
     assert "Jobs hold more GPUs than their host has for 48.0 GPU-hours on g1" in sentences
     assert "(first job on g1: log, line 2)" in sentences
-    assert "No job held a GPU on 1 hosts, g2: their GPUs count as idle." in sentences
+    assert "No job held a GPU on 1 host, g2: the GPUs there count as idle." in sentences
 
 
 def test_a_job_without_alloctres_holds_its_hosts_as_a_whole(report):
     log = sacct((0, 24, "g1", 1, ""), (1, 25, "g2", 1, "gres/gpu=1,node=1"))
     result = report(log, "4")
     assert result.idle_gpu_hours_partly_used_hosts == pytest.approx(3 * 23)
-    assert any(line.startswith("1 jobs count as holding all") for line in result.assumptions)
+    assert any(line.startswith("1 job counts as holding all") for line in result.assumptions)
 
 
 def test_a_log_without_gpus_is_assessed_as_before_unless_an_option_asks(answer, run):

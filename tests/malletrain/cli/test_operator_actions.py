@@ -41,7 +41,7 @@ def test_a_request_that_is_refused_keeps_none_of_the_others_back(run, daemon, th
     assert len(requests) > 1
     assert (result.exit_code, result.stdout) == (0, "May be leased again: 1.\n")
     assert result.stderr.splitlines() == [
-        f"Refused for {len(some)} nodes, {some[0]} to {some[-1]}: May be leased again: nothing."
+        f"Refused for {len(some):,} nodes, {some[0]} to {some[-1]}: May be leased again: nothing."
         for some in requests
         if there not in some
     ]

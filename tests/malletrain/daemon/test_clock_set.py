@@ -74,7 +74,7 @@ def test_of_the_time_in_which_the_host_was_suspended_nothing_is_taken_off(traini
     before = daemon.components.state.lease_rows.active[agent.lease]
     wall.asleep_s = wall.by_s = 3 * HOUR_S
     [event] = until(lambda: events_of(daemon), "it is noticed")
-    assert "host was suspended for 3 h. It has taken over 1 unfinished jobs" in event.sentence
+    assert "host was suspended for 3 h. It has taken over 1 unfinished job" in event.sentence
     after = until(
         lambda: daemon.components.state.lease_rows.active.get(agent.lease),
         "the lease is known again",
@@ -90,7 +90,7 @@ def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hou
     wall.by_s = hours * HOUR_S
     [event] = until(lambda: events_of(daemon), "it is noticed")
     way = "forward by 3 h" if hours > 0 else "back by 5 h"
-    assert f"was set {way}. It has taken over 1 unfinished jobs and 1 leases" in event.sentence
+    assert f"was set {way}. It has taken over 1 unfinished job and 1 lease" in event.sentence
     assert abs(event.time - wall.time()) < HOUR_S
     agent.hear(messages.WhoAreYou)
     agent.hello(assignment=messages.Assignment(job, "running", 1))

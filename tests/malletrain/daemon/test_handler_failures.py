@@ -78,7 +78,7 @@ def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
         "ZeroDivisionError: nobody thought of this (test_handler_failures.py, line"
         in failure.sentence
     )
-    assert "taken over 1 unfinished jobs and 1 leases again" in failure.sentence
+    assert "taken over 1 unfinished job and 1 lease again" in failure.sentence
     assert world.daemon.job(world.job).state == "running"
     assert world.machine.of("ann") == [world.lease]
     assert not [e for e in world.daemon.events() if e.kind in ("node-lost", "lease-ended")]

@@ -80,7 +80,7 @@ def test_each_user_gets_leases_on_the_nodes_of_the_own_trainer(daemon):
     with terminal.capture() as captured:
         terminal.print(headline(status), job(detail), nodes(list(views.values()), status.now))
     text = " ".join(captured.get().split())
-    assert "Trainer urgent (deadlines): 1 jobs on 1 nodes, 0 wait" in text
+    assert "Trainer urgent (deadlines): 1 job on 1 node, 0 wait" in text
     assert "Trainer gpus: efficiency, on nodes of a100" in text
 
 

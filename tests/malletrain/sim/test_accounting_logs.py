@@ -267,7 +267,7 @@ def test_what_jobs_of_sacct_hold(tmp_path):
         read_sacct(write(tmp_path, GPU_SACCT.replace("61440M", "61440X")))
     shards = GPU_SACCT.replace("cpu=1,mem", "cpu=1,gres/shard=2,mem")
     assert any(
-        "1 jobs hold parts of GPUs" in note for note in read_sacct(write(tmp_path, shards)).notes
+        "1 job holds parts of GPUs" in note for note in read_sacct(write(tmp_path, shards)).notes
     )
 
 

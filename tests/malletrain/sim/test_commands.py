@@ -223,7 +223,7 @@ class TestAssess:
         assert done.exit_code == 0, done.output
         assert "ran out" not in done.stdout
         done = run("assess", "--swf", log, "--output", report, "--samples", 100, "--jobs", 1)
-        assert "The 1 jobs ran out after" in done.stdout.splitlines()[2]
+        assert "The 1 job ran out after" in done.stdout.splitlines()[2]
 
     @pytest.mark.parametrize(
         ("args", "code", "says"),

@@ -117,14 +117,14 @@ def test_jobs_whose_end_the_accounting_missed_are_named():
     assert not any("no end" in s for s in idle_nodes(log(*usual, runs_still)).assumptions)
     runaway = LogJob(0.0, 2000.0, None, 2, ("c", "d"))
     [sentence] = [s for s in idle_nodes(log(*usual, runaway)).assumptions if "no end" in s]
-    assert sentence.startswith("1 jobs have no end in the log")
+    assert sentence.startswith("1 job has no end in the log")
     assert "with 4 node-hours" in sentence
     assert "runawayjobs" in sentence
 
 
 def test_jobs_whose_start_the_log_does_not_say_are_named():
     jobs = [LogJob(0, 0, 50, 1), LogJob(0, None, 50, 1), LogJob(0, 100, 50, 1)]
-    assert any("1 jobs are left out: the log does not say when" in s
+    assert any("1 job is left out: the log does not say when" in s
                for s in idle_nodes(log(*jobs)).assumptions)  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_a_few_jobs_without_names_do_not_cost_the_others_theirs():
     whole = idle_nodes(log(*named))
     idle = idle_nodes(log(*named, LogJob(50.0, 50.0, 5.0, 1)))
     assert idle.trace.gaps().length.tolist() == whole.trace.gaps().length.tolist()
-    assert any("1 jobs are left out, with 0.5 % of the node-hours" in s for s in idle.assumptions)
+    assert any("1 job is left out, with 0.5 % of the node-hours" in s for s in idle.assumptions)
     many = idle_nodes(log(*named, LogJob(50.0, 50.0, 50.0, 1)))
     assert any("does not say which nodes jobs used" in s for s in many.assumptions)
 

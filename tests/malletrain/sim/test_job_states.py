@@ -53,7 +53,7 @@ def test_suspended_jobs_of_json_and_of_pbs_are_named(tmp_path):
     (note,) = [
         n for n in read_log(write(tmp_path, json.dumps({"jobs": [job]}))).notes if "susp" in n
     ]
-    assert note.startswith("1 jobs were suspended")
+    assert note.startswith("1 job was suspended")
     used = "resources_used.walltime=00:00:32"
     text = "".join(
         (

@@ -112,7 +112,7 @@ def test_what_is_not_whole_is_neither_copied_nor_restored(url, tmp_path):
 def test_what_is_in_it(store, url):
     row = new_job(store)
     store.add_event(EventRow(1.0, "job-submitted", row.id, "", "", None, {"sentence": "so"}))
-    assert "is whole: 1 jobs, 0 leases, 1 events; schema" in check(url)
+    assert "is whole: 1 job, 0 leases, 1 event; schema" in check(url)
     out = io.StringIO()
     export(url, out)
     job, event = map(json.loads, out.getvalue().splitlines())
@@ -151,7 +151,7 @@ def test_nothing_is_restored_under_a_daemon(tmp_path):
     assert run.invoke(main, again).exit_code == 0
     assert jobs_in(f"sqlite:///{state}/malletrain.db") == ["one"]
     result = run.invoke(main, ["db", "check", "--config", str(config)])
-    assert "1 jobs" in result.output
+    assert "1 job," in result.output
 
 
 def test_text_that_looks_like_json_is_exported_as_text(store, url):

@@ -316,7 +316,7 @@ def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_p
         output = members[0].output.read_text() + members[2].output.read_text()
     counts_as_if_undisturbed(tmp_path, options)
     assert min(r["step"] for r in records(tmp_path) if r["generation"] == 2) == 6
-    assert "The run continues from the copies of step 6, 1 steps back" in output
+    assert "The run continues from the copies of step 6, 1 step back" in output
 
 
 @pytest.mark.parametrize(

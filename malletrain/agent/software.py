@@ -22,13 +22,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from malletrain.launch.entry import umask_of
+from malletrain.launch.task_limits import SUFFIX
 from malletrain.protocol.env import UMASK
 from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 
 CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH in the container if the image does not set one."""
-_WRITE_VARIABLES = '{\n%s\n} && exec env -0 > "$1"'
+_WRITE_VARIABLES = (
+    '{\n%s\n} && { { umask; ulimit -S -a; } > "$1' + SUFFIX + '" || :; } && exec env -0 > "$1"'
+)
 _TASK_SETUP = '{\n%s\n} && exec "$@"'
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 _OWNER_SETUP = '{\n%s\n} >&2 && exec "$@"'
@@ -412,8 +415,8 @@ def enter_command(software: SoftwareEnvironment | None, command: Sequence[str]) 
 
 def task_environment_command(spec: JobSpec, variables_file: str) -> list[str]:
     """Return the command that enters the environment of a farm's tasks on the host, and write its
-    variables to a file as ``env -0`` does; empty if the tasks need none. Tasks in a container run
-    their setup there.
+    variables to a file as ``env -0`` does, and beside it its umask and limits; empty if the tasks
+    need none. Tasks in a container run their setup there.
     """
     software = spec.software or SoftwareEnvironment()
     setup = "" if software.container else spec.setup

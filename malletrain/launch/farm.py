@@ -40,6 +40,7 @@ from malletrain.launch.loop import (
     ProcessLine,
     order_from_arguments,
 )
+from malletrain.launch.task_limits import SUFFIX, take_over
 from malletrain.launch.task_process import TaskProcess, TaskRefused
 from malletrain.memory.folder import bound
 from malletrain.protocol import env
@@ -188,6 +189,7 @@ class FarmLauncher:
         setting: how tasks are started here.
         variables: environment variables of the tasks.
         slots: number of tasks that run at a time.
+        limits: words before the command of each task that set its limits.
     """
 
     def __init__(
@@ -197,9 +199,10 @@ class FarmLauncher:
         setting: TaskSetting,
         variables: dict[str, str],
         slots: int,
+        limits: tuple[str, ...] = (),
     ) -> None:
         self.order, self._farm, self._setting = order, farm, setting
-        self._variables, self._slots = variables, slots
+        self._variables, self._slots, self._limits = variables, slots, limits
         self._loop = LaunchLoop(order)
         self._node = os.environ.get(env.NODE, "")
         self._session = secrets.token_hex(8)
@@ -396,6 +399,7 @@ class FarmLauncher:
                 item,
                 self._setting,
                 self._variables,
+                self._limits,
                 devices,
                 self._farm.cpus or max(1, allowed_processors() // self._slots),
             )
@@ -490,7 +494,10 @@ def main() -> int:
         return UNFIT
     slots = min(slots, MAX_HELD)
     variables |= thread_variables(farm, allowed_cores(), slots, variables, setting.variable_prefix)
-    return FarmLauncher(order, farm, setting, variables, slots).run()
+    # Tasks in a container run the setup there, each its own.
+    entered = bool(setting.enter) and not setting.prefix
+    limits = take_over(setting.variables_file + SUFFIX) if entered else ()
+    return FarmLauncher(order, farm, setting, variables, slots, limits).run()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ would wait until the agent ends.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from malletrain.launch.cores import THREADS_VARIABLE
 from malletrain.launch.loop import Child, LaunchLoop
+from malletrain.launch.task_limits import is_there
 from malletrain.protocol import env
 from malletrain.protocol.farm import (
     INDEX,
@@ -198,6 +200,7 @@ class TaskProcess:
         item: the task.
         setting: how tasks are started here.
         variables: environment variables of the node.
+        limits: words before its command that set its limits.
         devices: the GPUs of this task.
         cores: number of its cores.
 
@@ -215,6 +218,7 @@ class TaskProcess:
         item: TaskItem,
         setting: TaskSetting,
         variables: Mapping[str, str],
+        limits: Sequence[str],
         devices: Sequence[str],
         cores: int,
     ) -> None:
@@ -274,9 +278,11 @@ class TaskProcess:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise TaskRefused(f"{self._log} cannot be written: {reason}.", 1) from None
         try:
+            if limits and not is_there(command[0], variables.get("PATH"), workdir):
+                raise FileNotFoundError(errno.ENOENT, "not found", command[0])
             self._child = Child(
                 loop,
-                [*setting.prefix, *command],
+                [*setting.prefix, *limits, *command],
                 {**variables, **own},
                 workdir=workdir,
                 output=log,

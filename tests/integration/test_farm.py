@@ -139,6 +139,26 @@ def test_setup_is_entered_once_for_all_tasks_of_a_node(shared):
     assert (shared.work / "setups").read_text() == "x\n"
 
 
+def test_the_setup_sets_umask_and_limits_of_tasks(shared):
+    """As for a training, for which the options' help names ``ulimit`` in a setup."""
+    command = "umask >> masks; ulimit -n >> files; touch made"
+    setup = "umask 027; ulimit -n 123"
+    job = farms.submit(shared, command, farms.numbered(2), nodes="1:1", setup=setup)
+    shared.until_state(job, "completed")
+    assert (shared.work / "masks").read_text() == "0027\n" * 2
+    assert (shared.work / "files").read_text() == "123\n" * 2
+    modes = {(shared.work / name).stat().st_mode & 0o777 for name in ("made", "logs/0.log")}
+    assert modes == {0o640}
+
+
+def test_a_command_that_is_not_there_is_told_if_tasks_have_limits_too(shared):
+    words = ("no-such-program",)
+    job = farms.submit(shared, "", farms.numbered(1), words=words, setup="ulimit -n 123")
+    shared.until_state(job, "failed")
+    [task] = farms.tasks(shared, job, state="failed").tasks
+    assert "no-such-program is not found on this node" in task.tail
+
+
 def test_tasks_and_commands_run_in_the_container_of_the_site(tmp_path):
     image = make_image(tmp_path / "image", Path(sys.executable))
     containers = (

@@ -24,7 +24,7 @@ from malletrain.protocol.bounds import USER_NAME
 MIN_CHECK_INTERVAL_S = 0.4
 """Minimum time between two checks of the file, seconds. Users with open requests are checked twice
 a second, so a removed user loses access within a second."""
-SETTLE_S = 0.5
+MIN_AGE_S = 0.5
 """Age, seconds, up to which a version of the file that lacks keys of the previous one is looked at
 once more before it counts: programs that write a file in place empty it first. Less than a second
 with the interval between two checks."""
@@ -119,7 +119,7 @@ def read_users(path: Path) -> UserList:
 class Users:
     """The list of users in a file, read again when it changes. A wrong line is ignored; if the file
     cannot be read or has no valid line, the previous list stays valid. A key that the file has lost
-    is valid until the file is older than :data:`SETTLE_S` or is the same at the next check.
+    is valid until the file is older than :data:`MIN_AGE_S` or is the same at the next check.
 
     Used by several threads.
     """
@@ -201,7 +201,7 @@ class Users:
             changed_at: when the file changed, by the clock of its file system, seconds.
         """
         seen, self._unsettled = self._unsettled == version, version
-        is_young = abs(time.time() - changed_at) < SETTLE_S
+        is_young = abs(time.time() - changed_at) < MIN_AGE_S
         return is_young and not seen and not self._list.users.keys() <= user_list.users.keys()
 
 

@@ -113,12 +113,10 @@ def read_sacct(path: str | Path) -> JobLog:
             "The log has no column JobID: steps of jobs, if it lists them, count as jobs of their "
             "own (sacct --allocations lists none)."
         )
-    if counts["steps"]:
-        are = "is" if counts["steps"] == 1 else "are"
-        notes.append(
-            f"The log lists {counted(counts['steps'], 'step')} of jobs, which {are} left out "
-            "(sacct --allocations lists none)."
-        )
+    if steps := counts["steps"]:
+        are = "is" if steps == 1 else "are"
+        listed = f"{counted(steps, 'step')} of jobs, which {are} left out"
+        notes.append(f"The log lists {listed} (sacct --allocations lists none).")
     if "JobID" in columns and is_each_alone:
         notes.append(
             "No job of the log ran twice. Where jobs are requeued, sacct lists their earlier runs "

@@ -364,10 +364,8 @@ def choose(
     chosen = list(units.values())
     bounds = []
     if rules.reserve:
-        left = "1 idle node is" if rules.reserve == 1 else f"{rules.reserve} idle nodes are"
-        sentence = (
-            f"{left} left to the main scheduler, and {usable} {'is' if usable == 1 else 'are'} idle"
-        )
+        reserved = "1 idle node is" if rules.reserve == 1 else f"{rules.reserve} idle nodes are"
+        sentence = f"{reserved} left to the main scheduler, and {usable} {'is' if usable == 1 else 'are'} idle"
         bounds.append((max(0, usable - rules.reserve), False, RESERVE, sentence))
     if limit is not None:
         bounds.append((max(0, limit[0]), True, AT_ONCE, limit[1]))

@@ -20,9 +20,9 @@ from malletrain.identity.users import (
 ADA, BOB = new_pair().public, new_pair().public
 
 
-def _check_at_each_call(monkeypatch, settle_s: float = 0.0) -> None:
+def _check_at_each_call(monkeypatch, min_age_s: float = 0.0) -> None:
     monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("malletrain.identity.users.SETTLE_S", settle_s)
+    monkeypatch.setattr("malletrain.identity.users.MIN_AGE_S", min_age_s)
 
 
 def test_a_list(tmp_path):
@@ -174,9 +174,9 @@ def test_a_list_that_was_away_for_a_while_is_no_problem_any_more(tmp_path, monke
     assert (users.user_of(ADA), users.problem) == ("ada", "")
 
 
-def _users(path, monkeypatch, settle_s: float = 3600.0) -> Users:
+def _users(path, monkeypatch, min_age_s: float = 3600.0) -> Users:
     """Users of a file with the keys of two users."""
-    _check_at_each_call(monkeypatch, settle_s)
+    _check_at_each_call(monkeypatch, min_age_s)
     path.write_text(f"# the group\nada {ADA}\nbob {BOB}\n")
     users = Users(path)
     assert (users.user_of(ADA), users.user_of(BOB)) == ("ada", "bob")
@@ -224,7 +224,7 @@ def test_a_key_that_a_list_has_lost_is_valid_until_the_next_check(tmp_path, monk
 @pytest.mark.parametrize("text", ["", f"ada {ADA}\n", None], ids=["empty", "shorter", "removed"])
 def test_a_key_that_a_list_has_lost_some_time_ago_is_invalid_at_once(tmp_path, monkeypatch, text):
     path = tmp_path / "users"
-    users = _users(path, monkeypatch, settle_s=0.0)
+    users = _users(path, monkeypatch, min_age_s=0.0)
     path.unlink() if text is None else path.write_text(text)
     assert users.user_of(BOB) is None
 

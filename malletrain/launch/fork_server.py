@@ -201,7 +201,16 @@ def _set_up_worker(request: dict[str, Any], output: int) -> None:
     os.dup2(output, 2)
     os.environ.clear()
     os.environ.update(request["env"])
-    os.chdir(request["cwd"])
+    try:
+        os.chdir(request["cwd"])
+    except OSError as error:
+        print(
+            f"malletrain: The working directory {request['cwd']} cannot be entered: "
+            f"{error.strerror}.",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise
     apply_threads(os.environ, sys.modules.get("torch"))
     loader_workers.install()
     set_name(script.process_name(request["argv"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import subprocess
@@ -40,6 +41,26 @@ def test_scripts_without_a_seed_draw_different_numbers(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True)
     numbers = result.stdout.split()
     assert len(numbers) == len(set(numbers)) == 6, result
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path):
+    """It was deleted since the job began: the worker had ended without a word."""
+    output, home = tmp_path / "rank0", tmp_path / "gone"
+    request = {"argv": ["train.py"], "env": {}, "cwd": str(home)}
+    code = (
+        "import json, os, socket, sys\n"
+        "from malletrain.launch.fork_server import ForkServer\n"
+        "listener, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "file = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)\n"
+        "worker = ForkServer(listener, 0)._fork(json.loads(sys.argv[1]), file, client)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1]))\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(request), str(output)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout == "1\n", result
+    assert output.read_text() == (
+        f"malletrain: The working directory {home} cannot be entered: No such file or directory.\n"
+    )
 
 
 def test_a_crash_after_the_end_of_a_script_does_not_count(capfd):

@@ -23,6 +23,7 @@ from typing import IO
 import msgspec
 
 from malletrain.protocol import env
+from malletrain.protocol.counting import counted
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.error import SpecError
@@ -318,8 +319,8 @@ def _table(lines: Iterable[str], name: str, delimiter: str) -> TaskInput:
         for line, values in lines_and_values:
             if len(values) != len(columns):
                 raise SpecError(
-                    f"{name} line {line} has {len(values)} values, and the header has "
-                    f"{len(columns)} columns ({', '.join(columns)}).",
+                    f"{name} line {line} has {counted(len(values), 'value')}, and the header "
+                    f"has {counted(len(columns), 'column')} ({', '.join(columns)}).",
                     "tasks",
                 )
             yield line, values

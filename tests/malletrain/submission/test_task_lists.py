@@ -65,7 +65,7 @@ def test_tables(text, name, columns, rows):
         ("", "t.csv", "t.csv is empty"),
         ("\n \n", "t.csv", "t.csv is empty"),
         ("a,b\n", "t.csv", "t.csv has no tasks"),
-        ("a,b\n1,2\n3\n", "t.csv", r"line 3 has 1 values, and the header has 2 columns \(a, b\)"),
+        ("a,b\n1,2\n3\n", "t.csv", r"line 3 has 1 value, and the header has 2 columns \(a, b\)"),
         ('a,b\n"x\ny",2\n3,4,5\n', "t.csv", "line 4 has 3 values"),
         ("a,b,a\n1,2,3\n", "t.csv", "two columns called a"),
         ("a,,b\n1,2,3\n", "t.csv", "column 2 has no name"),

@@ -13,8 +13,7 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -64,7 +63,7 @@ class PeerPickler(pickle.Pickler):
         super().__init__(file)
         self.by_name = by_name
         if by_name:
-            self.dispatch_table = ChainMap(_REDUCERS, copyreg.dispatch_table)
+            self.dispatch_table: Mapping[type, Any] = {**copyreg.dispatch_table, **_REDUCERS}
 
 
 def dumps(value: Any, by_name: bool) -> bytes:

@@ -64,6 +64,6 @@ def is_there(program: str, search_path: str | None, workdir: str) -> bool:
 def _read(text: str) -> tuple[int, dict[str, str]]:
     """Return the umask, and the value of each limit by the option that sets it."""
     mask, _, lines = text.partition("\n")
-    return int(mask, 8), dict(
-        match.groups() for line in lines.splitlines() if (match := _LINE.fullmatch(line))
-    )
+    return int(mask, 8), {
+        match[1]: match[2] for line in lines.splitlines() if (match := _LINE.fullmatch(line))
+    }

@@ -365,7 +365,8 @@ def choose(
     bounds = []
     if rules.reserve:
         reserved = "1 idle node is" if rules.reserve == 1 else f"{rules.reserve} idle nodes are"
-        sentence = f"{reserved} left to the main scheduler, and {usable} {'is' if usable == 1 else 'are'} idle"
+        are = "is" if usable == 1 else "are"
+        sentence = f"{reserved} left to the main scheduler, and {usable} {are} idle"
         bounds.append((max(0, usable - rules.reserve), False, RESERVE, sentence))
     if limit is not None:
         bounds.append((max(0, limit[0]), True, AT_ONCE, limit[1]))

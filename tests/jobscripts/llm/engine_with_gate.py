@@ -20,6 +20,10 @@ _LOOK_S = 0.05
 _LOOKS = 20
 
 
+async def is_open() -> bool:
+    return await asyncio.to_thread(Path(sys.argv[1]).exists)
+
+
 class GatedEngine(LiveEngine):
     answers = 0
 
@@ -28,7 +32,7 @@ class GatedEngine(LiveEngine):
     ) -> AsyncGenerator[EngineReport, None]:
         async for report in super().generate(ids, max_tokens):
             for _ in range(_LOOKS):
-                if self.answers < QUICK_ANSWERS or Path(sys.argv[1]).exists():
+                if self.answers < QUICK_ANSWERS or await is_open():
                     break
                 await asyncio.sleep(_LOOK_S)
             yield report

@@ -156,7 +156,7 @@ def test_a_named_user_is_tried_where_none_is_listed(tmp_path, monkeypatch):
     unknown = findings(by_munge, tmp_path, name="no-such-user")
     assert (
         False,
-        "no-such-user, as whom submissions were to be tried, is no user of this host.",
+        "Submissions cannot be tried as no-such-user (--user), who is no user of this host.",
     ) in unknown
     assert (bin_dir / "sbatch.asked").read_text() == "nobody\n"
 

@@ -242,7 +242,7 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     (tmp_path / "users").write_text("")
     [_, (works, untried)] = gate_findings(str(program))
     assert works is None
-    assert "not tried, as no user is listed" in untried
+    assert "not tried, because no user is listed" in untried
     assert gate_findings(str(program), name="nobody") == [(True, only)]
     assert not [call for call in world.tools.calls() if "--parsable" in call]
 

@@ -393,7 +393,10 @@ class ImportanceSampler(ElasticSampler):
 
     def _indices(self, epoch: int) -> Any:
         if epoch != self.epoch:
-            raise ValueError(f"The draws of epoch {epoch} are not known in epoch {self.epoch}.")
+            raise ValueError(
+                f"ImportanceSampler: the draws of epoch {epoch} are not known in epoch "
+                f"{self.epoch}, because they depend on losses. Ask for those of the present epoch."
+            )
         return self._epoch_draws().samples
 
     def unread_batches(self, count: int) -> list[UpcomingBatch]:

@@ -289,5 +289,5 @@ def test_what_keeps_the_daemon_from_starting_is_found_before(run, config, daemon
 def test_with_a_daemon_at_work(run, config, daemon):
     port = daemon.info.endpoint.rpartition(":")[2]
     code, works_by_sentence = findings(run, config(f'listen = "tcp://127.0.0.1:{port}"'))
-    assert any("in use by itself" in sentence for sentence in works_by_sentence)
+    assert any("in use by that daemon" in sentence for sentence in works_by_sentence)
     assert code == 0

@@ -62,6 +62,8 @@ def work(
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
+        if code:
+            sys.last_value = end  # as malletrain.launch.script does
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)

@@ -259,3 +259,33 @@ def test_a_crash_of_a_script_counts(tmp_path):
     code, _, errors = outcome([*WAYS["cold"], "script.py"], tmp_path)
     assert code == -signal.SIGABRT
     assert CRASH_AFTER_END.encode() not in errors
+
+
+STOPS_IN_THE_LAST_STEP = """
+import sys
+from malletrain import ElasticSampler, Snapshot
+sampler = ElasticSampler(4, global_batch_size=2)
+snapshot = Snapshot("run.pt", every_s=0.0, sampler=sampler)
+snapshot.restore()
+for epoch in sampler.epochs(2):
+    for number, batch in enumerate(sampler):
+        sampler.advance()
+        snapshot.step()
+        if sys.argv[1:] and number:
+            snapshot.save()
+            sys.exit(int(sys.argv[1]))
+    print("after epoch", epoch)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("code", "due"), [(143, (0, 1)), (0, (1,))])
+def test_the_code_after_an_epoch_is_due_unless_the_script_ends_well(tmp_path, way, code, due):
+    """As where a script's own handler of SIGTERM has it leave after the step."""
+    (tmp_path / "script.py").write_text(STOPS_IN_THE_LAST_STEP)
+    outputs = []
+    for arguments in ([str(code)], []):
+        command = [*WAYS[way], "script.py", *arguments]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        outputs.append((run.returncode, run.stdout))
+    assert outputs == [(code, ""), (0, "".join(f"after epoch {epoch}\n" for epoch in due))]

@@ -35,6 +35,7 @@ from malletrain.protocol.job_keys import ZAP
 from malletrain.protocol.job_keys import RoundKeys as RoundKeys
 from malletrain.protocol.job_keys import job_secret as job_secret
 from malletrain.protocol.open_sockets import OpenSockets
+from malletrain.training.torch_private import torch_release
 
 _READ_BYTES = 1 << 18
 _MAX_FRAME_BYTES = 2 * _READ_BYTES
@@ -484,6 +485,7 @@ class ServedStore:
                 wait_for_workers=False,
                 timeout=TIMEOUT,
                 master_listen_fd=listeners[1].duplicate(),
+                use_libuv=torch_release() >= (2, 8),  # that of 2.7 takes no open socket
             )
         except (OSError, RuntimeError):
             self._relay.close()

@@ -519,7 +519,9 @@ def losses_of_ranks(own: Any, sizes: Sequence[int], rank: int) -> list[Any]:
         )
     import torch
 
-    device = "cuda" if "nccl" in distributed.get_backend() else "cpu"
+    # the current GPU need not be the one on which this process trains
+    backend = distributed.get_backend()
+    device = "cuda" if "nccl" in backend and "cpu:" not in backend else "cpu"
     padded = torch.zeros(max(sizes), device=device)
     padded[: len(own)] = own.to(device)
     gathered = [torch.empty_like(padded) for _ in sizes]

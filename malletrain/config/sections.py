@@ -38,7 +38,7 @@ from malletrain.config.base import (
 from malletrain.config.base import key as _key
 from malletrain.config.units import format_duration
 from malletrain.core import defaults
-from scavenger.batch.rules import HoursError, parse_hours
+from scavenger.batch.hours import HoursError, parse_hours
 from scavenger.hostlist import HostlistError, expand
 
 _WATTS = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s*")

@@ -25,6 +25,7 @@ from malletrain.protocol.job_files import STACKS_SIGNAL
 from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests import waiting
+from tests.forked_daemon import ForkedDaemon, start_daemon
 from tests.last_words import tail
 from tests.light_python import light_python
 from tests.waiting import PATIENCE_S
@@ -114,7 +115,8 @@ class Site:
             + config
             + f"\n[profiling]\n{profiling}\n"
         )
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.forks_daemon = "PYTEST_CURRENT_TEST" in os.environ  # not in a benchmark
+        self.daemon: ForkedDaemon | subprocess.Popen[bytes] | None = None
 
     def begin(self, name: str) -> None:
         """Prepare the site for another test: with a new folder, and without traces of earlier
@@ -149,8 +151,12 @@ class Site:
     def launch_daemon(self) -> None:
         """Start the daemon."""
         log = (self.root / "daemon.log").open("ab")
-        argv = [self.python, "-m", "malletrain", "daemon", "--config", str(self.config)]
-        self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
+        arguments = ["daemon", "--config", str(self.config)]
+        if self.forks_daemon and self.python == sys.executable:
+            self.daemon = start_daemon(arguments, log.fileno(), self.environment)
+        else:
+            argv = [self.python, "-m", "malletrain", *arguments]
+            self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
         log.close()
 
     def answers(self) -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from malletrain import __version__
 from malletrain.protocol import env
-from tests.forked_daemon import ForkedDaemon, start_daemon
+from tests.forked_daemon import start_daemon
+from tests.forks import Forked
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,7 @@ def test_a_daemon_with_its_own_environment_and_folder(started, tmp_path, monkeyp
     process, output = started(
         "daemon", "--config", "site.toml", environment={**os.environ, "COLOUR": "blue"}
     )
-    assert isinstance(process, ForkedDaemon)
+    assert isinstance(process, Forked)
     until(lambda: "daemon-started" in output(), "it runs", details=output)
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from tests.forked_daemon import ForkedDaemon
+from tests.forks import Forked
 from tests.integration.embedded import LIMITS, Site
 
 CONFIG = """
@@ -81,7 +81,7 @@ class BatchSite(Site):
         )
         self.config.write_text(text)
         self.forks_daemon = True
-        self.daemon: ForkedDaemon | subprocess.Popen[bytes] | None = None
+        self.daemon: Forked | subprocess.Popen[bytes] | None = None
 
     def leases(self) -> Collection[str]:
         """The jobs that the scheduler has of the leases, until they have ended."""

@@ -25,7 +25,8 @@ from malletrain.protocol.job_files import STACKS_SIGNAL
 from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests import waiting
-from tests.forked_daemon import ForkedDaemon, start_daemon
+from tests.forked_daemon import start_daemon
+from tests.forks import Forked
 from tests.last_words import tail
 from tests.light_python import light_python
 from tests.waiting import PATIENCE_S
@@ -46,6 +47,11 @@ def gone(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _under_pytest() -> bool:
+    """Whether this is a test and not a benchmark, whose figures are those of new interpreters."""
+    return "PYTEST_CURRENT_TEST" in os.environ
 
 
 class Site:
@@ -115,8 +121,8 @@ class Site:
             + config
             + f"\n[profiling]\n{profiling}\n"
         )
-        self.forks_daemon = "PYTEST_CURRENT_TEST" in os.environ  # not in a benchmark
-        self.daemon: ForkedDaemon | subprocess.Popen[bytes] | None = None
+        self.forks_daemon = _under_pytest()
+        self.daemon: Forked | subprocess.Popen[bytes] | None = None
 
     def begin(self, name: str) -> None:
         """Prepare the site for another test: with a new folder, and without traces of earlier
@@ -209,15 +215,19 @@ class Site:
         """Submit as ``malletrain submit`` does; return the job's id. A script without torch needs
         no warm interpreter, except where many jobs come to the same nodes.
         """
+        text = script.read_text() if script.is_file() else ""
         many_jobs = self._standing or self._light_python
-        if not many_jobs and "torch" not in script.read_text():
+        if not many_jobs and "torch" not in text:
             spec["env"] = {"MALLETRAIN_PRELOAD": "0", **spec.get("env", {})}  # type: ignore[dict-item]
+        python = self._light_python or self.python
+        if _under_pytest() and python == sys.executable and "torch" in text and "optim" not in text:
+            python = light_python(self.root)
         job = messages.JobSpec(
             name,
             "",
             str(script),
             str(self.work),
-            self._light_python or self.python,
+            python,
             tuple(args),
             min_nodes=nodes[0],
             max_nodes=nodes[1],

@@ -2,8 +2,8 @@
 
 Importing is most of what a short process costs. A fork has its own arguments, environment, working
 folder and streams; everything else is as in a new interpreter, because the server does nothing but
-import and fork. :mod:`tests.forked_daemon` has daemons, :mod:`tests.forked_workers` the workers of
-pytest-xdist.
+import and fork. :mod:`tests.forked_daemon` has daemons, :mod:`tests.forked_scripts` scripts with
+torch, :mod:`tests.forked_workers` the workers of pytest-xdist.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ class Server:
         atexit.register(self.close)
 
     def start(
-        self, arguments: list[str], streams: tuple[int, int, int], environment: dict[str, str]
+        self,
+        arguments: list[str],
+        streams: tuple[int, int, int],
+        environment: dict[str, str],
+        folder: str | None = None,
     ) -> Forked:
         """Fork a process.
 
@@ -100,8 +104,10 @@ class Server:
             arguments: its arguments.
             streams: descriptors of its standard input, output and error.
             environment: its environment.
+            folder: its working folder; None: that of this process.
         """
-        request = {"argv": arguments, "cwd": os.getcwd(), "environment": environment}
+        folder = os.getcwd() if folder is None else folder
+        request = {"argv": arguments, "cwd": folder, "environment": environment}
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
             answer, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
@@ -138,7 +144,6 @@ def serve(modules: Iterable[str], run: Callable[[list[str]], None]) -> None:
     if request is None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.unfreeze()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])

@@ -27,7 +27,9 @@ autostart = false
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts ``malletrain`` with these arguments; returns the process and its output so far."""
+    """Return a function that starts ``malletrain`` with arguments, and returns the process and
+    what reads its output.
+    """
     processes = []
 
     def start(*arguments, **options):

@@ -57,14 +57,15 @@ def _under_pytest() -> bool:
 class Site:
     """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this
     process's. ``cluster``: more options of its main scheduler, such as a trace. ``light``: whether
-    jobs have the Python of tests.light_python; it is for scripts that make no optimizer.
+    all jobs have the Python of tests.light_python, which is for scripts that make no optimizer. In
+    other sites only those have it whose script names torch and no optimizer.
     """
 
     environment: Mapping[str, str] | None = None
     python = sys.executable
     """The Python of the daemon and of jobs."""
     _light_python = ""
-    """The Python of jobs that make no optimizer; empty: they have the other one."""
+    """The Python of all jobs, in a site whose scripts make no optimizer; else empty."""
     limits = LIMITS
     """Lines of [jobs]."""
     _since = 0

@@ -19,12 +19,12 @@ _PRELOADED = (
     *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"),
     *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.utils.data"),
 )
-_FROZEN = "tests.frozen_heap"
+_FIRST, _LAST = "tests.collection_disabled", "tests.frozen_heap"
 
 
 def preload(*more: str) -> None:
     """Let the server also import these modules. Call it before the first worker starts."""
-    CONTEXT.set_forkserver_preload([*_PRELOADED, *more, _FROZEN])
+    CONTEXT.set_forkserver_preload([_FIRST, *_PRELOADED, *more, _LAST])
 
 
 preload()

@@ -16,14 +16,14 @@ demo: $(VENV)/.installed-demo
 # What one runs while working, minutes: all that is pure, and one case for each mode and scheduler.
 check: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
-	$(BIN)/python -m pytest -q -p tests.forked_workers -n $(WORKERS) --dist worksteal -m "(check or not slow) and $(EVERY_CHANGE)" $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "(check or not slow) and $(EVERY_CHANGE)" $(ARGS)
 
 EVERY_CHANGE = not thorough and not sites and not gpu and not vllm
 # More workers than cores: many tests wait for processes of their own.
 WORKERS ?= $(shell echo $$(( $$(nproc) * 4 )))
 test:
 	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages flower-for-tests
-	$(BIN)/python -m pytest -p tests.forked_workers -n $(WORKERS) --dist worksteal --durations 25 -m "$(EVERY_CHANGE)"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "$(EVERY_CHANGE)"
 
 # What pytest makes of the assertions of the tests is kept: it is made once, not by each worker, of the files that
 # changed since. (5: none of these has a test for this machine.)

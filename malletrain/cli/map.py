@@ -115,13 +115,6 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
         name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     explicit.update(ctx.meta[LINES])
-    if options.dependency and not ctx.params["after"]:
-        raise click.UsageError(
-            f"{script} has --dependency={options.dependency}: MalleTrain does not wait for jobs of "
-            "Slurm, and the tasks would start before those have ended. Remove the line when they "
-            "have, or name jobs of MalleTrain with --after.",
-            ctx,
-        )
     values = dict(options.values)
     if "memory_bytes" in values:
         values["memory"] = values.pop("memory_bytes")

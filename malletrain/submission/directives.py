@@ -148,8 +148,6 @@ class BatchOptions:
     """Option of ``malletrain map`` → its value, as the command line converts it."""
     ignored: tuple[str, ...] = ()
     """Options of sbatch that are not used, as they are written."""
-    dependency: str = ""
-    """The jobs of Slurm for which the script waits, as in ``--dependency``."""
 
 
 def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
@@ -165,7 +163,7 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
     """
     values: dict[str, object] = {}
     ignored: dict[str, None] = {}
-    cores, per_core, whole_node, dependency = 1, 0, "", ""
+    cores, per_core, whole_node = 1, 0, ""
     for line, name, value in _options(text, where):
         try:
             if name == "array":
@@ -199,8 +197,6 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
                 values["env"] = tuple(words)
                 if len(words) < len(entries):
                     ignored[f"--export={entries[0]}"] = None
-            elif name == "dependency" and value != "singleton":
-                dependency = value
             elif (name, value) not in ALONE:
                 ignored[f"--{name}={value}" if value else f"--{name}"] = None
         except ValueError:
@@ -215,7 +211,7 @@ def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
             ignored[whole_node] = None
         elif values.pop("cpus", None):
             ignored[f"--cpus-per-task={cores} beside {whole_node}"] = None
-    return BatchOptions(values, tuple(ignored), dependency)
+    return BatchOptions(values, tuple(ignored))
 
 
 _GPUS_OF_TYPE = re.compile(r"(?:[A-Za-z_][\w.-]*:)?([0-9]{1,6})")

@@ -183,22 +183,6 @@ def test_a_batch_script_runs_unchanged(run, daemon, here):
     assert (specs[0]["name"], rows) == ("array", [["1"], ["2"], ["3"]])
 
 
-@pytest.mark.parametrize(
-    "line", ["--dependency=afterok:12:13", "-d afterany:12,after:13+5", "--dependency afterok:12"]
-)
-def test_a_script_that_waits_for_jobs_of_slurm_does_not_run_before_them(run, daemon, here, line):
-    specs, _ = farm_of(daemon)
-    script = here / "array.sbatch"
-    script.write_text(f"#!/bin/bash\n#SBATCH --array=1-3 {line}\necho\n")
-    refused = run("map", "--", "array.sbatch")
-    assert refused.exit_code == 2
-    assert f"array.sbatch has --dependency={line.split()[-1].split('=')[-1]}: " in refused.stderr
-    assert "Remove the line when they have" in refused.stderr
-    assert specs == []
-    assert run("map", "--after", "job1", "--", "array.sbatch").exit_code == 0
-    assert specs[0]["after"] == ["job1"], "the farm waits for a job of MalleTrain"
-
-
 def test_options_of_map_at_the_head_of_a_script(run, daemon, here):
     specs, rows = farm_of(daemon)
     (here / "run.sh").write_text(

@@ -61,7 +61,6 @@ def test_a_batch_script(monkeypatch):
         (["--export=ALL,A='a,b'"], {"env": ("A=a", "b")}, ("--export=ALL",)),
         ([r'''--export="ALL,A='a,b',B=2"'''], {"env": ("A=a,b", "B=2")}, ("--export=ALL",)),
         (["--comment='a, b'"], {}, ("--comment=a, b",)),
-        (["--dependency=singleton"], {}, ("--dependency=singleton",)),
     ],
 )
 def test_lists_and_whole_nodes(lines, values, ignored):

@@ -302,7 +302,7 @@ class MeasuredCurve:
         if shift is None:
             return self._with_current(self.current.with_point(point)), None
         sentence = (
-            f"The throughput at {nodes} node{'s' * (nodes != 1)} has changed from "
+            f"The throughput at {nodes} node{'' if nodes == 1 else 's'} has changed from "
             f"{shift.before:.4g} to "
             f"{shift.after:.4g} samples/s; the other sizes will be measured again."
         )

@@ -172,7 +172,8 @@ def events(
 
 def _reconnect(state_dir: Path | None) -> Connection:
     """Wait until the daemon runs again and return a client of it."""
-    from malletrain.client import Connection, Unreachable
+    from malletrain.client import ClientError, Connection, Unreachable
+    from malletrain.client.errors import RETRIED
 
     while True:
         time.sleep(RETRY_INTERVAL_S)
@@ -182,8 +183,10 @@ def _reconnect(state_dir: Path | None) -> Connection:
             continue
         try:
             client.status()
-        except Unreachable:
+        except ClientError as error:
             client.close()
+            if error.code not in RETRIED:
+                raise
             continue
         return client
 

@@ -4,6 +4,7 @@ for that: ``wait``, ``logs -f`` and ``status JOB --watch``.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -144,8 +145,11 @@ def _answer(state_dir: Path | None, ask: Callable[[Connection], T]) -> T:
         try:
             with client_of(state_dir) as client:
                 return ask(client)
-        except DaemonBusy:
-            time.sleep(doubled_s(RETRY_INTERVAL_S, refusals, MAX_INTERVAL_S))
+        except DaemonBusy as error:
+            if not refusals:
+                say(f"{error.format_message()} The command asks again.")
+            pause_s = doubled_s(RETRY_INTERVAL_S, refusals, MAX_INTERVAL_S)
+            time.sleep(random.uniform(pause_s / 2, pause_s))
             refusals += 1
 
 

@@ -119,7 +119,8 @@ def read_users(path: Path) -> UserList:
 class Users:
     """The list of users in a file, read again when it changes. A wrong line is ignored; if the file
     cannot be read or has no valid line, the previous list stays valid. A key that the file has lost
-    is valid until the file is older than :data:`MIN_AGE_S` or is the same at the next check.
+    is valid until the file is older than :data:`MIN_AGE_S` or is the same at the next check, and at
+    most for that time if the file is written again and again.
 
     Used by several threads.
     """
@@ -132,6 +133,10 @@ class Users:
         self._version: tuple[int, int, int] | None = None
         self._unsettled: tuple[int, int, int] | None = None
         """Version that lacked keys at the last check, and was young."""
+        self._lost_since: float | None = None
+        """Time (monotonic, seconds) since which each check has found keys missing; None if the last
+        one found all.
+        """
         self._checked_at = -MIN_CHECK_INTERVAL_S
         self._lock = threading.Lock()
 
@@ -159,7 +164,7 @@ class Users:
                 version = (status.st_mtime_ns, status.st_ino, status.st_size)
                 if version == self._version:
                     self.problem = ""  # the file may have been missing meanwhile
-                    self._unsettled = None
+                    self._unsettled = self._lost_since = None
                     return
                 user_list = read_users(self.path)
                 if self._may_be_unfinished(user_list, version, status.st_ctime):
@@ -202,7 +207,16 @@ class Users:
         """
         seen, self._unsettled = self._unsettled == version, version
         is_young = abs(time.time() - changed_at) < MIN_AGE_S
-        return is_young and not seen and not self._list.users.keys() <= user_list.users.keys()
+        now = time.monotonic()
+        if self._list.users.keys() <= user_list.users.keys():
+            self._lost_since = None
+            return False
+        if self._lost_since is None:
+            self._lost_since = now
+        if is_young and not seen and now - self._lost_since < MIN_AGE_S:
+            return True
+        self._lost_since = None
+        return False
 
 
 class Munge:

@@ -63,6 +63,13 @@ def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch)
             raise ClientError("Enough.")
         return [event_view(since + 1)]
 
+    refusals = [ClientError("Too many of your requests wait.", "busy"), Unreachable("It is gone.")]
+
+    def status(self):
+        if refusals:
+            raise refusals.pop()
+
+    monkeypatch.setattr("malletrain.client.Connection.status", status)
     monkeypatch.setattr("malletrain.client.Connection.events", events)
     importlib.import_module("malletrain.cli.events")  # its command has the name, too
     monkeypatch.setattr(sys.modules["malletrain.cli.events"], "RETRY_INTERVAL_S", 0.0)
@@ -76,7 +83,7 @@ def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch)
     monkeypatch.setattr(zmq, "Context", Context)
     result = run("events", "--follow")
     # The garbage collector waits for ever for an open socket that goes with its context.
-    assert [context.closed for context in contexts] == [True, True]
+    assert [context.closed for context in contexts] == [True] * 4
     assert result.exit_code == 1
     assert served == [0, 1, 1, 2, 2]
     assert "The daemon is gone. Its events follow" in result.stderr

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from itertools import count
 
 import pytest
 
@@ -16,6 +17,7 @@ from malletrain.identity.users import (
     parse_users,
     read_users,
 )
+from tests.waiting import until
 
 ADA, BOB = new_pair().public, new_pair().public
 
@@ -227,6 +229,20 @@ def test_a_key_that_a_list_has_lost_some_time_ago_is_invalid_at_once(tmp_path, m
     users = _users(path, monkeypatch, min_age_s=0.0)
     path.unlink() if text is None else path.write_text(text)
     assert users.user_of(BOB) is None
+
+
+def test_a_key_that_a_list_has_lost_becomes_invalid_although_the_list_is_written_all_the_time(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "users"
+    users = _users(path, monkeypatch, min_age_s=0.2)
+    numbers = count()
+
+    def is_invalid() -> bool:
+        path.write_text(f"ada {ADA}\n{'#' * next(numbers)}\n")
+        return users.user_of(BOB) is None
+
+    until(is_invalid, "the key is invalid")
 
 
 def test_a_new_key_of_a_list_that_has_lost_others_is_valid_at_once(tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def work(
     except SystemExit as end:
         code = int(end.code or 0)
         if code:
-            sys.last_value = end  # as malletrain.launch.script does
+            sys.last_value = SystemExit(code)  # as malletrain.launch.script does
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)

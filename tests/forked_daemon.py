@@ -43,7 +43,8 @@ def start_daemon(
             depend on a variable, it is a new interpreter.
     """
     variables = dict(os.environ if environment is None else environment)
-    if not _servers:
+    if not _servers or any(server.closed for server in _servers.values()):
+        _servers.clear()
         _servers[_read_at_import(os.environ)] = Server(__name__)
     server = _servers.get(_read_at_import(variables))
     if server is None:

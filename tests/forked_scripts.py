@@ -29,8 +29,8 @@ def run_script(
         arguments: its arguments.
         environment: its environment.
     """
-    if not _servers:
-        _servers.append(Server(__name__))
+    if not _servers or _servers[0].closed:
+        _servers[:] = [Server(__name__)]
     argv = [script, *arguments]
     with (
         open(os.devnull, "rb") as nothing,

@@ -9,6 +9,7 @@ torch.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -82,6 +83,8 @@ class Server:
         module: what ``python -m`` runs; it calls :func:`serve`.
     """
 
+    closed = False
+
     def __init__(self, module: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
@@ -108,24 +111,36 @@ class Server:
         """
         folder = os.getcwd() if folder is None else folder
         request = {"argv": arguments, "cwd": folder, "environment": environment}
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
-            answer, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
-        assert descriptors, f"The server {self._process.args!r} has ended."
-        return Forked(self, json.loads(answer)["pid"], descriptors[0])
+        answer, descriptors = self._ask(request, streams)
+        return Forked(self, answer["pid"], descriptors[0])
 
     def exit_code(self, pid: int) -> int:
         """Return the exit code of a fork that has ended."""
-        with self._lock:
-            self._socket.send(json.dumps({"ended": pid}).encode())
-            answer = self._socket.recv(1 << 16)
-        assert answer, f"The server {self._process.args!r} has ended."
-        return int(json.loads(answer)["code"])
+        return int(self._ask({"ended": pid}, ())[0]["code"])
+
+    def _ask(self, request: dict[str, Any], descriptors: Iterable[int]) -> tuple[Any, list[int]]:
+        """Return the answer to a request, and the descriptors that come with it. After an exception
+        the server is closed: the next answer would be that to this request.
+        """
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
+                answer, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+            assert answer, f"The server {self._process.args!r} has ended."
+        except BaseException:
+            self.close()
+            raise
+        return json.loads(answer), received
 
     def close(self) -> None:
         """End the server; its forks go on."""
-        self._socket.close()
-        self._process.wait()
+        if not self.closed:
+            self.closed = True
+            # A child of this process may have the socket, too.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._process.wait()
 
 
 def serve(modules: Iterable[str], run: Callable[[list[str]], None]) -> None:

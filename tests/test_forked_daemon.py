@@ -8,6 +8,7 @@ import pytest
 
 from malletrain import __version__
 from malletrain.protocol import env
+from tests import forked_daemon
 from tests.forked_daemon import start_daemon
 from tests.forks import Forked
 from tests.waiting import until
@@ -75,5 +76,19 @@ def test_a_daemon_with_its_own_environment_and_folder(started, tmp_path, monkeyp
 def test_an_environment_that_imports_read_needs_an_interpreter(started, tmp_path):
     process, output = started("--version", environment={**os.environ, env.FAULTS: str(tmp_path)})
     assert isinstance(process, subprocess.Popen)
+    assert process.wait() == 0
+    assert __version__ in output()
+
+
+def test_a_server_that_has_ended_is_replaced(started, monkeypatch):
+    monkeypatch.setattr(forked_daemon, "_servers", {})  # not that of other tests
+    process, _ = started("--version")
+    assert process.wait() == 0
+    [server] = forked_daemon._servers.values()  # noqa: SLF001
+    server._process.kill()  # noqa: SLF001
+    server._process.wait()  # noqa: SLF001
+    with pytest.raises((AssertionError, OSError)):
+        started("--version")
+    process, output = started("--version")
     assert process.wait() == 0
     assert __version__ in output()

@@ -116,7 +116,9 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as end:
         code = _exit_code(end)
         if code:
-            sys.last_value = end  # for exit handlers: the script has not come to its end
+            # For exit handlers: the script has not come to its end. Not the exception itself, which
+            # has the frames of the script, and would keep their variables.
+            sys.last_value = SystemExit(code)
         return code
     except BaseException as error:
         if isinstance(error, OSError) and error.filename == script:

@@ -49,6 +49,23 @@ SCRIPTS = {
     "unprintable": "import sys; sys.stdout.buffer.write(b'\\xff\\n')",
     "fresh library": "import malletrain; print(malletrain.report(1))",
     "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "exit from a function": """
+import sys, threading, queue
+class Prefetcher:
+    def __init__(self):
+        self.requests = queue.Queue()
+        threading.Thread(target=self.requests.get).start()
+    def __del__(self):
+        self.requests.put(None)
+        print("saved")
+def main():
+    prefetcher = Prefetcher()
+    try:
+        raise KeyError("x")
+    except KeyError:
+        sys.exit(143)
+main()
+""",
     "deleted": "class A:\n    def __del__(self): print('deleted')\na = A()\nb = [A()]; b.append(b)",
 }
 WRITTEN = {
@@ -192,6 +209,7 @@ def train():
     model(torch.ones(1, 1)).sum().backward()
     dist.destroy_process_group()
 
+torch.ones(1, requires_grad=True).sum().backward()  # starts a thread for each GPU
 before = threads()
 for _ in range(3):  # torch itself keeps the newest one
     train()

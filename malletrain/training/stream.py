@@ -342,6 +342,7 @@ class ElasticStream(CountedEpochs):
         whole_number("the batch size", size, "ElasticStream")
         assert size is not None
         self.global_batch_size = size
+        self._is_batch_constant = batch_size is None
         if not len(shards):
             raise ValueError("ElasticStream: there are no shards to read.")
         if size < (self.max_world_size if batch_size is None else self.world_size):
@@ -384,6 +385,7 @@ class ElasticStream(CountedEpochs):
                 self._request_batch()
                 batch = next(batches, missing)
                 if batch is missing:
+                    self._iteration.ran_out(self._iteration.requests - 1)
                     return
                 yield batch
         finally:
@@ -470,11 +472,16 @@ class ElasticStream(CountedEpochs):
 
     # --- what the training loop needs ---
 
-    def _is_begun(self) -> bool:
-        return self.samples > 0
+    def _has_constant_batch(self) -> bool:
+        return self._is_batch_constant
 
-    def _abandon_epoch(self) -> None:
-        tell(f"Epoch {self.epoch} was left after {self.samples} records.", once="epoch left")
+    def _samples_done(self) -> int:
+        return self.samples
+
+    def _left_sentence(self) -> str:
+        return f"Epoch {self.epoch} was left after {self.samples} records."
+
+    def _begin_next_epoch(self) -> None:
         self._begin(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
@@ -539,6 +546,7 @@ class ElasticStream(CountedEpochs):
             "shuffle": self.shuffle,
             "shards": len(self.shards),
             **(StreamPosition(len(self.shards)) if self.left_early else self._position).state(),
+            **self._resumed_epoch.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -563,3 +571,4 @@ class ElasticStream(CountedEpochs):
         self._keep_order(state)
         position = StreamPosition.from_state(len(self.shards), state)
         self._begin(int(state["epoch"]), position, int(state["samples"]))
+        self._resume(state)

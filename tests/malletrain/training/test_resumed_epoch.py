@@ -1,0 +1,331 @@
+"""Scripts that skip or count batches themselves in the epoch in which a run resumes are told."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import malletrain
+from malletrain.protocol.worker_channel import OwnerNotice
+from tests.malletrain.training.worker_side import as_worker
+
+BATCHES, DONE = 12, 4
+SKIPPED = "has left out 3 batches, which the script skipped before its first step"
+COMPARED = "in which this run resumed at"
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    with as_worker(monkeypatch) as agent:
+        yield agent
+
+
+def sampler_and_batches(kind, workers=0):
+    if kind == "stream":
+        stream = malletrain.ElasticStream(
+            *(["a"], lambda _: range(BATCHES)),
+            global_batch_size=1,
+            shuffle=False,
+            rank=0,
+            world_size=1,
+        )
+        return stream, stream
+    sampler = malletrain.ElasticSampler(
+        BATCHES, global_batch_size=1, shuffle=False, rank=0, world_size=1
+    )
+    data = TensorDataset(torch.arange(BATCHES))
+    return sampler, DataLoader(data, batch_sampler=sampler, num_workers=workers)
+
+
+def resumed(kind="sampler", epoch=0, workers=0, done=DONE):
+    """A sampler and its batches in a process that goes on after ``done`` batches of ``epoch``."""
+    sampler, batches = sampler_and_batches(kind)
+    for _ in range(epoch):
+        for _ in batches:
+            sampler.advance()
+    for _ in itertools.islice(batches, done):
+        sampler.advance()
+    state = sampler.state_dict()
+    sampler, batches = sampler_and_batches(kind, workers)
+    sampler.load_state_dict(state)
+    return sampler, batches
+
+
+def told(agent, capsys):
+    """The notices to the owner, each of them once in the log."""
+    sentences = [notice.sentence for notice in agent.received(OwnerNotice)]
+    log = capsys.readouterr().err
+    for sentence in sentences:
+        assert log.count(sentence) == 1
+    return sentences
+
+
+def skip_by_counter(sampler, loader):
+    for number, _ in enumerate(loader):
+        if number >= 3:
+            sampler.advance()
+
+
+def skip_by_slice(sampler, loader):
+    for _ in itertools.islice(loader, 3, None):
+        sampler.advance()
+
+
+def skip_by_next(sampler, loader):
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    for _ in batches:
+        sampler.advance()
+
+
+def skip_and_accumulate(sampler, loader):
+    """Groups of two; the last group is incomplete, and dropped in every epoch."""
+    for number, _ in enumerate(itertools.islice(loader, 3, None)):
+        if number % 2:
+            sampler.advance(batches=2)
+
+
+SKIPPING = [skip_by_counter, skip_by_slice, skip_by_next, skip_and_accumulate]
+
+
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize("skip", SKIPPING)
+def test_batches_that_a_script_skips_after_a_restart_are_told(agent, capsys, skip, kind):
+    sampler, batches = resumed(kind, epoch=1)
+    for _ in sampler.epochs(2):
+        skip(sampler, batches)
+    (sentence,) = told(agent, capsys)
+    assert SKIPPED in sentence
+    assert sentence.startswith("Epoch 1, ")
+
+
+def test_they_are_told_where_workers_read_ahead(agent, capsys):
+    sampler, batches = resumed(workers=2)
+    for _ in sampler.epochs(1):
+        skip_by_counter(sampler, batches)
+    (sentence,) = told(agent, capsys)
+    assert SKIPPED in sentence
+
+
+def test_they_are_told_in_a_loop_of_its_own_at_the_next_epoch(agent, capsys):
+    sampler, batches = resumed()
+    skip_by_counter(sampler, batches)
+    assert not told(agent, capsys)
+    next(iter(batches))
+    (sentence,) = told(agent, capsys)
+    assert SKIPPED in sentence
+
+
+def test_they_are_told_when_the_script_ends(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import itertools, torch, malletrain
+        from torch.utils.data import DataLoader
+        sampler = malletrain.ElasticSampler(12, global_batch_size=1)
+        sampler.load_state_dict({**sampler.state_dict(), "position": 4})
+        for _ in itertools.islice(DataLoader(torch.arange(12), batch_sampler=sampler), 3, None):
+            sampler.advance()
+        """)
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert ended.stderr.count(SKIPPED) == 1
+
+
+def test_a_job_is_told_once(agent, capsys):
+    sampler, batches = resumed()
+    for _ in sampler.epochs(1):
+        skip_by_counter(sampler, batches)
+    assert told(agent, capsys)
+    state = sampler.state_dict()
+    again, batches = sampler_and_batches("sampler")
+    again.load_state_dict({**state, "epoch": 1, "position": DONE})
+    for _ in again.epochs(2):
+        skip_by_counter(again, batches)
+    assert not told(agent, capsys)
+
+
+class StatefulLoader(DataLoader):
+    """As that of torchdata: reads the batches of its state from the sampler, and drops them."""
+
+    skipped = 3
+
+    def _get_iterator(self):
+        iterator = super()._get_iterator()
+        for _ in range(self.skipped):
+            next(iterator._sampler_iter)  # noqa: SLF001 (as torchdata does)
+        return iterator
+
+
+def test_batches_that_a_resumable_loader_skips_are_told(agent, capsys):
+    sampler, _ = resumed()
+    loader = StatefulLoader(torch.arange(BATCHES), batch_sampler=sampler)
+    for _ in sampler.epochs(1):
+        for _ in loader:
+            sampler.advance()
+    (sentence,) = told(agent, capsys)
+    assert SKIPPED in sentence
+
+
+def as_it_should(sampler, loader):
+    for _ in loader:
+        sampler.advance()
+
+
+def one_ahead(sampler, loader):
+    """As a prefetcher does."""
+    batches = iter(loader)
+    batch = next(batches, None)
+    while batch is not None:
+        batch = next(batches, None)
+        sampler.advance()
+
+
+def look_first(sampler, loader):
+    """An example batch, and the mean of the data, before the training."""
+    next(iter(loader))
+    for _ in loader:
+        pass
+    as_it_should(sampler, loader)
+
+
+def accumulate(sampler, loader):
+    """The last group is incomplete."""
+    batches = iter(loader)
+    while len(group := list(itertools.islice(batches, 5))) == 5:
+        sampler.advance(batches=len(group))
+
+
+def limited(sampler, loader):
+    for _ in loader:
+        if sampler.position >= 9:
+            break
+        sampler.advance()
+
+
+def without_the_last(sampler, loader):
+    for _ in loader:
+        if sampler.position + 1 < BATCHES:
+            sampler.advance()
+
+
+UNDISTURBED = {
+    as_it_should: (1, 5, 11),
+    one_ahead: (1, 10, 11),
+    look_first: (1, 5, 11),
+    accumulate: (5, 10),
+    limited: (1, 5, 9),
+    without_the_last: (1, 5, 11),
+}
+"""Loops, and positions of their snapshots."""
+
+
+@pytest.mark.parametrize(
+    ("train", "done"), [(train, done) for train, dones in UNDISTURBED.items() for done in dones]
+)
+def test_nothing_is_told_of_what_a_script_does_in_every_epoch(agent, capsys, train, done):
+    sampler, batches = sampler_and_batches("sampler")
+    for epoch in sampler.epochs(3):
+        if epoch == 2:
+            state = {**sampler.state_dict(), "position": done}
+        train(sampler, batches)
+    sampler, batches = sampler_and_batches("sampler")
+    sampler.load_state_dict(state)
+    for _ in sampler.epochs(5):
+        train(sampler, batches)
+    assert not told(agent, capsys)
+
+
+def test_nothing_is_told_of_an_end_in_the_resumed_epoch(agent, capsys):
+    """At a maximum number of steps of the whole training."""
+    sampler, batches = resumed(epoch=2)
+    for _ in sampler.epochs(9):
+        for number, _ in enumerate(batches):
+            sampler.advance()
+            if number == 2:
+                break
+        else:
+            continue
+        break
+    assert not told(agent, capsys)
+
+
+def counted_to(limit, sampler, loader):
+    for number, _ in enumerate(loader):
+        if number == limit:
+            break
+        sampler.advance()
+
+
+def fewer_updates(sampler, loader):
+    """The number of steps of an epoch, of which those before the restart are subtracted again."""
+    steps = len(loader)
+    for _, _ in zip(range(sampler.position, steps), loader, strict=False):
+        sampler.advance()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "train", "expected"),
+    [
+        (1, fewer_updates, "Epoch 1, {} sample 4, ended after 8 samples, and two others after all"),
+        (0, fewer_updates, "Epoch 0, {} sample 4, ended after 8 samples, and two others after all"),
+        (0, lambda *a: counted_to(6, *a), "ended after 10 samples, and two others after 6 samples"),
+    ],
+)
+def test_an_epoch_of_another_length_than_two_others_is_told(agent, capsys, epoch, train, expected):
+    sampler, batches = resumed(epoch=epoch)
+    for _ in sampler.epochs(4):
+        train(sampler, batches)
+    (sentence,) = told(agent, capsys)
+    assert expected.format(COMPARED) in sentence
+
+
+def test_the_length_of_the_epoch_before_is_in_the_state(agent, capsys):
+    sampler, batches = sampler_and_batches("sampler")
+    for epoch in sampler.epochs(2):
+        if epoch == 1:
+            state = {**sampler.state_dict(), "position": DONE}
+        counted_to(6, sampler, batches)
+    sampler, batches = sampler_and_batches("sampler")
+    sampler.load_state_dict(state)
+    for _ in sampler.epochs(3):
+        counted_to(6, sampler, batches)
+    (sentence,) = told(agent, capsys)
+    assert "ended after 10 samples, and two others after 6 samples" in sentence
+
+
+def test_a_number_of_steps_is_another_number_of_samples_at_each_scale(agent, capsys):
+    """With a batch per rank. The script counts its steps itself, and does not begin anew."""
+    ended, facts = 0, {"steps": 0}
+    state: dict = {}
+    for world in (1, 2):
+        sampler = malletrain.ElasticSampler(64, batch_size=2, rank=0, world_size=world)
+        loader = DataLoader(torch.arange(64), batch_sampler=sampler)
+        if state:
+            sampler.load_state_dict(state)
+        for _ in sampler.epochs(4):
+            for _ in loader:
+                sampler.advance()
+                facts["steps"] += 1
+                if (world == 1 and facts["steps"] == 5) or facts["steps"] % 10 == 0:
+                    break
+            ended += 1
+            if world == 1:
+                state = {**sampler.state_dict(), "position": sampler.position, "epoch": 0}
+                break
+    assert ended == 5
+    assert not told(agent, capsys)
+
+
+def test_epochs_that_all_differ_tell_nothing(agent, capsys):
+    sampler, batches = resumed(epoch=1)
+    for epoch in sampler.epochs(5):
+        counted_to(6 + epoch, sampler, batches)
+    assert not told(agent, capsys)

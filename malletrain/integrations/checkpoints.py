@@ -53,6 +53,14 @@ def is_whole(record: Mapping[str, Any]) -> bool:
     return bool(record.get("whole", record))
 
 
+def has_rng_state(args: Any, checkpoint: str | None) -> bool:
+    """Return whether a checkpoint of Trainer has the file from which it restores the random
+    generators of this rank. ``args``: Trainer's arguments.
+    """
+    rank = f"_{args.process_index}" if args.world_size > 1 else ""
+    return os.path.exists(os.path.join(checkpoint or "", f"rng_state{rank}.pth"))
+
+
 def is_of_job(record: Mapping[str, Any], job: str, run: Owner) -> bool:
     """Return whether a checkpoint belongs to ``job``, from which ``run`` may resume."""
     recorded = owner.owner_of(record)

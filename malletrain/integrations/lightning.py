@@ -35,7 +35,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
 from malletrain.integrations import checkpoints, lightning_rounds
-from malletrain.integrations.callback_attributes import CallbackAttributes
 from malletrain.integrations.checkpoints import RandomStates
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
@@ -47,6 +46,7 @@ from malletrain.integrations.lightning_rounds import (
 )
 from malletrain.training import owner, report, rng
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
+from malletrain.training.script_attributes import CallbackAttributes
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 

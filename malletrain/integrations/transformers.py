@@ -26,13 +26,14 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
 from malletrain.integrations import checkpoints
-from malletrain.integrations.callback_attributes import CallbackAttributes
 from malletrain.integrations.checkpoints import read_record, write_record
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.epoch_begin import undo_of
 from malletrain.training.module_attributes import ModuleNumbers
+from malletrain.training.objects import warn_about_unsaved_parameters
+from malletrain.training.script_attributes import CallbackAttributes
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 from malletrain.training.tracking import mlflow_run, run_id
@@ -192,7 +193,7 @@ class MalleTrainCallback(TrainerCallback):
         def load_rng_state(checkpoint: str | None) -> None:
             load_rng(checkpoint)
             states, self._rng = self._rng, None
-            if states is not None and not _has_rng_state(trainer, checkpoint):
+            if states is not None and not checkpoints.has_rng_state(trainer.args, checkpoint):
                 states.load()
 
         handler.on_epoch_begin = on_epoch_begin
@@ -415,6 +416,12 @@ class MalleTrainCallback(TrainerCallback):
         self._micro = 0
         if not self._callbacks.begun:  # other callbacks have set up what they need
             self._callbacks.begin(self._trainer.callback_handler.callbacks)
+            if state.is_world_process_zero:
+                warn_about_unsaved_parameters(
+                    {"model": self._trainer.model, "optimizer": self._trainer.optimizer},
+                    "Trainer",
+                    "Make what has them, such as a loss, a module of the model.",
+                )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Count an optimizer step. A checkpoint of an epoch's last step is written only after the
@@ -503,14 +510,6 @@ def _checkpoints(folder: str) -> list[str]:
         os.path.join(folder, f"checkpoint-{number}")
         for number in sorted((int(n) for n in numbers if n.isdecimal()), reverse=True)
     ]
-
-
-def _has_rng_state(trainer: Any, checkpoint: str | None) -> bool:
-    """Return whether the checkpoint has the file from which Trainer restores the random generators
-    of this rank.
-    """
-    rank = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
-    return os.path.exists(os.path.join(checkpoint or "", f"rng_state{rank}.pth"))
 
 
 def _has_trainer_state(path: str) -> bool:

@@ -133,8 +133,8 @@ class CountedEpochs:
         for each of them.
         """
         self._tell_skipped()
-        is_resumed = (self.epoch, self._samples_done()) == self._resumed_epoch.start
-        self._iteration, self._stale = Iteration(self._advances, is_resumed), ""
+        start = (self.epoch, self._samples_done())
+        self._iteration, self._stale = Iteration(self._advances, start), ""
         self._requesting_thread = threading.get_ident() if seen else None
 
     def _request_batch(self) -> None:
@@ -159,13 +159,16 @@ class CountedEpochs:
                 "batches do not belong to the state. Call iter(loader) after restore()."
             )
 
-    def _tell_skipped(self) -> bool:
+    def _tell_skipped(self, is_last: bool = False) -> bool:
         """Tell the user about batches that the script has skipped where the run resumed. Return
-        whether there are any.
+        whether they were told now. ``is_last``: whether the script ends.
         """
-        skipped = self._iteration.skipped(self._advances)
-        self._notice(self._resumed_epoch.after_skipping(skipped))
-        return skipped > 0
+        over = (self._iteration, self._advances)
+        sentence = self._resumed_epoch.after_skipping(*over)
+        if not sentence and not self.looping:
+            sentence = self._resumed_epoch.after_loop(*over, is_last)
+        self._notice(sentence)
+        return bool(sentence)
 
     def _notice(self, sentence: str) -> None:
         if sentence and self.rank == 0:
@@ -352,4 +355,4 @@ def _tell_skipped_at_exit(reference: weakref.ref[CountedEpochs]) -> None:
     """Look at the last iteration of a script that ends without requesting another epoch."""
     epochs = reference()
     if epochs is not None:
-        epochs._tell_skipped()  # noqa: SLF001 (of this module)
+        epochs._tell_skipped(is_last=True)  # noqa: SLF001 (of this module)

@@ -539,12 +539,24 @@ def _is_position_of_rank(value: Any) -> bool:
     return not names.isdisjoint({"StatefulDataLoader", "StatefulDistributedSampler"})
 
 
-def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:
+def warn_about_unsaved_parameters(
+    objects: Mapping[str, Any], owner: str = "Snapshot", advice: str = ""
+) -> None:
     """Tell the user about parameters that an optimizer among ``objects`` trains and no module among
     them has, such as those of a loss with parameters: the optimizer's state would be restored, and
     the parameters would not. There is no message if no parameter of the optimizer is in a module of
     ``objects``.
+
+    Args:
+        objects: the script's objects, by name.
+        owner: name of the class that was given the objects, for the message.
+        advice: sentence of the message that says what to do. Default: to pass the module.
     """
+    if not advice:
+        advice = (
+            "Pass the module that has them, too, as in Snapshot(model=model, criterion=criterion, "
+            "…)."
+        )
     targets = {name: unwrapped(value) for name, value in objects.items()}
     modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
     parameters = {id(p) for module in modules for p in module.parameters()}
@@ -556,8 +568,7 @@ def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:
         if any(matches) and not all(matches):
             report.tell(
                 f"The optimizer {name!r} trains {matches.count(False)} parameters that are of no "
-                "module that Snapshot was given: after a rescale they begin anew. Pass the module "
-                "that has them, too, as in Snapshot(model=model, criterion=criterion, …).",
+                f"module that {owner} saves: after a rescale they begin anew. {advice}",
                 once=f"left out {name}",
             )
 

@@ -115,10 +115,11 @@ def tell(sentence: str, once: str | None = None) -> None:
 
 def notice(sentence: str) -> None:
     """Print a message to the user as :func:`tell` does, and show it with the job
-    (``malletrain show``). Rank 0 calls it. Never raises.
+    (``malletrain show``), once in this process. Rank 0 calls it. Never raises.
     """
-    tell(sentence)
-    send(OwnerNotice, sentence=sentence)
+    if sentence not in sentence_keys:
+        tell(sentence, once=sentence)
+        send(OwnerNotice, sentence=sentence)
 
 
 def _env_int(name: str, default: int = 0) -> int:

@@ -3,10 +3,12 @@ resumes: a loader begins at the first sample that was not trained on, and a scri
 for another loader skips the same batches once more, or counts its batches from 0.
 
 Decides which epochs are told. A script may leave out batches in every epoch (a limit, a ``break``,
-a last group of micro-batches that is dropped), so one of two facts is needed:
+a last group of micro-batches that is dropped), so one of these facts is needed:
 
 * The batches of the resumed epoch ran out, and those that were not counted were taken before its
   first step.
+* A script with a loop of its own took all batches that were left of the resumed epoch without a
+  step, and none of a later epoch.
 * The epoch had another length than two others, of the same length, in which the run did not resume.
   This is known for scripts that loop over ``epochs()``.
 """
@@ -28,11 +30,11 @@ class Iteration:
     it has not counted.
     """
 
-    def __init__(self, counted: int = 0, is_resumed: bool = False) -> None:
+    def __init__(self, counted: int = 0, start: tuple[int, int] = (0, 0)) -> None:
+        self.start = start
+        """Epoch, and number of samples of it that were done."""
         self.counted_before = counted
         """Number of batches that the script had counted when it began."""
-        self.is_resumed = is_resumed
-        """Whether it begins where the run resumed."""
         self.requests = 0
         """Number of batches that the loop has requested."""
         self._leading: int | None = None
@@ -53,11 +55,17 @@ class Iteration:
         """
         self._given = given
 
+    def without_step(self, counted: int) -> int:
+        """Return the number of batches of the iteration if all were taken and none is counted; else
+        0. ``counted``: as for :meth:`requested`.
+        """
+        return max(0, self._given) if counted == self.counted_before else 0
+
     def skipped(self, counted: int) -> int:
         """Return the number of batches that were skipped before the first step; 0 if this is not
         certain. ``counted``: as for :meth:`requested`.
         """
-        if not self.is_resumed or self._leading is None or self._given < 0:
+        if self._leading is None or self._given < 0:
             return 0
         skipped = self._leading + self._given - (self.requests - 1)
         uncounted = self._given - (counted - self.counted_before)
@@ -82,6 +90,10 @@ class ResumedEpoch:
         """Length of the newest epoch in which the run did not resume; None if there is none."""
         self._length: float | None = None
         """Length of the epoch in which the run resumed, until it has been compared."""
+        self._passed = 0
+        """Number of batches of the resumed epoch that were taken without a step, in a loop of the
+        script's own, until it is known whether it does so in other epochs.
+        """
         self._told = False
 
     def state(self) -> dict[str, Any]:
@@ -93,10 +105,38 @@ class ResumedEpoch:
         """Continue from a sampler's state, with ``done`` samples of ``epoch``."""
         self.start = (epoch, done) if done else None
         self._usual = state.get(_LENGTH, COMPLETE if epoch else None)
-        self._length, self._told = None, bool(state.get(_TOLD))
+        self._length, self._passed, self._told = None, 0, bool(state.get(_TOLD))
 
-    def after_skipping(self, batches: int) -> str:
-        """Return the message about batches that were skipped; empty if nothing is to be told."""
+    def after_loop(self, iteration: Iteration, counted: int, is_last: bool) -> str:
+        """Note that an iteration of a loop of the script's own is over. Return the message about
+        batches of the resumed epoch that were taken without a step; empty if nothing is to be told.
+        ``is_last``: whether the script ends.
+        """
+        if self._told or self.start is None:
+            return ""
+        if iteration.start == self.start and (passed := iteration.without_step(counted)):
+            self._passed = passed
+            is_certain = is_last
+        else:
+            is_other = iteration.start[0] > self.start[0] and not iteration.start[1]
+            is_certain = is_other and counted > iteration.counted_before
+            if is_other and not is_certain:
+                self._passed = 0  # it does so in every epoch
+        if not self._passed or not is_certain:
+            return ""
+        self._told = True
+        return (
+            f"The script took the last {self._passed} batches of epoch {self.start[0]}, in which "
+            f"this run resumed at {self._noun} {self.start[1]}, without a step: {_BEGIN}. If it "
+            f"skips batches after a restart, remove that: it counts an epoch without a step, so "
+            "that the training ends too early. To look at the data, use a loader of its own."
+        )
+
+    def after_skipping(self, iteration: Iteration, counted: int) -> str:
+        """Return the message about batches that were skipped in ``iteration``; empty if nothing is
+        to be told.
+        """
+        batches = iteration.skipped(counted) if iteration.start == self.start else 0
         if self._told or not batches or self.start is None:
             return ""
         self._told = True

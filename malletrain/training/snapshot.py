@@ -46,13 +46,18 @@ from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import LoopRates, Schedulers
+from malletrain.training.script_attributes import ObjectAttributes
 from malletrain.training.sharded_state import check_gradients, is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.snapshot_pace import Pace
 from malletrain.training.step_end import EpochEnds, StepEnd
 from malletrain.training.step_times import counted_as
-from malletrain.training.unsaved_objects import UnsavedAverages, UnsavedOptimizers
+from malletrain.training.unsaved_objects import (
+    UnsavedAverages,
+    UnsavedGradients,
+    UnsavedOptimizers,
+)
 
 if TYPE_CHECKING:
     from malletrain.training.memory_snapshots import MemorySnapshots
@@ -174,11 +179,13 @@ class Snapshot:
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._attributes = ModuleAttributes(self._caller, objects)
+        self._others = ObjectAttributes(self._caller, objects)
         self._averages = UnsavedAverages(self._caller, objects)
         # elastic.Run refuses the updates of others itself
         self._optimizers = UnsavedOptimizers(
             {} if self._caller != "Snapshot" else objects, SnapshotError
         )
+        self._gradients = UnsavedGradients({} if self._caller != "Snapshot" else objects)
         self._step_end = StepEnd(self._after_step)
         self._epoch_begin = EpochBegin(lambda: objects)
         self._epoch_ends = EpochEnds(number_of(self.path))
@@ -255,6 +262,8 @@ class Snapshot:
                 self._disk.is_behind(requested)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_saved_at if in_memory else payload.get("time")
+            self._others.told = bool(payload.get("attributes_told"))
+        self._others.begin()
         self._pace.begin(due_in, payload and payload.get("save_s"))
         report.mark("restored")
         return payload is not None
@@ -341,7 +350,9 @@ class Snapshot:
     def _tell_attributes(self) -> None:
         if rank_and_world()[0] == 0:
             self._attributes.tell_changed()
+            self._others.tell_changed()
             self._averages.tell_unsaved()
+            self._gradients.tell_unsaved()
 
     def _write(self, taken: Taken | None) -> int:
         """Write the snapshot to disk. Return its size in bytes; raises any error of the disk or
@@ -377,6 +388,7 @@ class Snapshot:
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
             "unsaved_optimizers": self._optimizers.kinds(),
+            "attributes_told": self._others.told,
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_saved_at,
             "world_size": rank_and_world()[1],
@@ -408,6 +420,7 @@ class Snapshot:
         if not self._announced:  # before anything can request a snapshot of this step
             self._announce()
         self._optimizers.after_step()
+        self._gradients.after_step()
         self._steps += 1
         self._step_end.step_done(self._epochs)
 

@@ -123,6 +123,63 @@ def test_they_are_told_in_a_loop_of_its_own_at_the_next_epoch(agent, capsys):
     assert SKIPPED in sentence
 
 
+def skip_all_that_is_left(sampler, loader, first):
+    """As many batches as are done, in the second half of an epoch."""
+    for _ in range(2 if first else 1):
+        for number, _ in enumerate(loader):
+            if first and number < 8:
+                continue
+            sampler.advance()
+        first = False
+
+
+def test_an_epoch_without_a_step_is_told_once_another_has_steps(agent, capsys):
+    sampler, batches = resumed(done=8)
+    skip_all_that_is_left(sampler, batches, True)
+    skip_all_that_is_left(sampler, batches, False)
+    assert not told(agent, capsys)
+    next(iter(batches))
+    (sentence,) = told(agent, capsys)
+    assert "took the last 4 batches of epoch 0" in sentence
+
+
+def test_nothing_is_told_of_a_loop_of_its_own_that_always_looks_first(agent, capsys):
+    sampler, batches = resumed(done=8)
+    for _ in range(4):
+        look_first(sampler, batches)
+    assert not told(agent, capsys)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_end_after_an_epoch_without_a_step_is_told(tmp_path, steps):
+    """Not if the script trains after it: it may look at its data first."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import torch, malletrain
+        from torch.utils.data import DataLoader
+        sampler = malletrain.ElasticSampler(12, global_batch_size=1)
+        sampler.load_state_dict({{**sampler.state_dict(), "position": 8}})
+        loader = DataLoader(torch.arange(12), batch_sampler=sampler)
+        for batch in loader:
+            pass
+        for batch in list(loader)[:{steps}]:
+            sampler.advance()
+        """)
+        if steps
+        else textwrap.dedent("""
+        import torch, malletrain
+        from torch.utils.data import DataLoader
+        sampler = malletrain.ElasticSampler(12, global_batch_size=1)
+        sampler.load_state_dict({**sampler.state_dict(), "position": 8})
+        for batch in DataLoader(torch.arange(12), batch_sampler=sampler):
+            pass
+        """)
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert ended.stderr.count("took the last 4 batches of epoch 0") == (not steps)
+
+
 def test_they_are_told_when_the_script_ends(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from malletrain.integrations.callback_attributes import CallbackAttributes
 from malletrain.protocol.worker_channel import OwnerNotice
+from malletrain.training.script_attributes import CallbackAttributes
 from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
@@ -264,3 +264,64 @@ def test_a_trainers_callbacks_are_named_once_in_a_job(agent, tmp_path, monkeypat
         if told:
             assert "Plain.batches, Stopping.looks changed in the training" in told[0]
             assert ("ExportableState" in told[0]) is (train is hugging_face)
+
+
+class Weighted(torch.nn.Module):
+    """A loss with a parameter of its own (sentence-transformers#2648)."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+
+def trainer_with_loss(folder):
+    from transformers import Trainer, TrainingArguments
+
+    from malletrain.integrations.transformers import MalleTrainCallback
+
+    net, loss = Net(), Weighted()
+    parameters = [*net.parameters(), *loss.parameters()]
+    args = TrainingArguments(
+        str(folder),
+        max_steps=1,
+        per_device_train_batch_size=8,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    trainer = Trainer(
+        net,
+        args,
+        train_dataset=rescaled.data(),
+        callbacks=[MalleTrainCallback(global_batch_size=rescaled.GLOBAL_BATCH)],
+        optimizers=(optimizer, None),
+    )
+    trainer.train()
+
+
+def accelerate_with_loss(folder):
+    from accelerate import Accelerator
+
+    import malletrain
+    from malletrain.integrations.accelerate import Guard
+
+    accelerator, net, loss = Accelerator(cpu=True), Net(), Weighted()
+    optimizer = torch.optim.SGD([*net.parameters(), *loss.parameters()], lr=0.1)
+    model, optimizer = accelerator.prepare(net, optimizer)
+    sampler = malletrain.ElasticSampler(rescaled.SAMPLES, global_batch_size=8)
+    guard = Guard(accelerator, folder, sampler)
+    guard.resume()
+    for batch in torch.utils.data.DataLoader(rescaled.data(), batch_sampler=sampler):
+        accelerator.backward(model(**batch)["loss"] * loss.scale)
+        optimizer.step()
+        guard.step()
+        break
+
+
+@pytest.mark.parametrize("train", [trainer_with_loss, accelerate_with_loss])
+def test_parameters_outside_of_the_model_are_named(agent, tmp_path, capsys, train):
+    pytest.importorskip("transformers" if train is trainer_with_loss else "accelerate")
+    train(tmp_path)
+    assert capsys.readouterr().err.count("trains 1 parameters that are of no module") == 1

@@ -416,7 +416,7 @@ class MalleTrainCallback(Callback):
             "results": self._epoch_results,
             "numbers": self._numbers.changed(),
             "rng": self._rng,
-            "callbacks_told": self._callbacks.told,
+            "callbacks_notice": self._callbacks.has_notice,
             **self._counts(),
         }
 
@@ -449,7 +449,7 @@ class MalleTrainCallback(Callback):
             )
         self._metrics = dict(saved.get("metrics", {}))
         self._loaded_rng = dict(saved.get("rng", {}))
-        self._callbacks.told = bool(saved.get("callbacks_told"))
+        self._callbacks.has_notice = bool(saved.get("callbacks_notice"))
         self._numbers.begin()  # after other callbacks have set up the module: one may freeze layers
         self._numbers.restore(saved.get("numbers", {}))
         self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)

@@ -369,7 +369,7 @@ class MalleTrainCallback(TrainerCallback):
         """
         trainer, record = self._trainer, read_record(self._resumed)
         self._numbers.restore(record.get("numbers", {}))
-        self._callbacks.told = bool(record.get("callbacks_told"))
+        self._callbacks.has_notice = bool(record.get("callbacks_notice"))
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
                 name = type(callback).__name__
@@ -462,7 +462,7 @@ class MalleTrainCallback(TrainerCallback):
                 "steps_per_epoch": self._batches.steps_per_epoch,
                 "unlogged": unlogged,
                 "numbers": self._numbers.changed(),
-                "callbacks_told": self._callbacks.told,
+                "callbacks_notice": self._callbacks.has_notice,
                 "ended": over,
                 "whole": True,
                 "requested": self._is_requested(state),

@@ -15,11 +15,13 @@ counts as the start of the next epoch, as after the last step, unless the loop i
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from malletrain.protocol import env
 from malletrain.protocol.worker_channel import WorkLeft
 from malletrain.training.report import notice, send, tell, training_over
 from malletrain.training.resumed_epoch import COMPLETE, Iteration, ResumedEpoch
@@ -175,7 +177,11 @@ class CountedEpochs:
             notice(sentence)
 
     def _resume(self, state: Mapping[str, Any]) -> None:
-        """Note that the run has resumed from ``state`` of the subclass."""
+        """Note that the run has resumed from ``state`` of the subclass. In live mode only some
+        processes do so, and the state must be the same on all; there a skipped batch is an error.
+        """
+        if env.LIVE in os.environ:
+            return
         self._resumed_epoch.load(state, self.epoch, self._samples_done())
         if self._resumed_epoch.start is not None and not self._looks_at_exit:
             self._looks_at_exit = True
@@ -320,7 +326,7 @@ class CountedEpochs:
 
     def _compare(self, epoch: int, length: float) -> None:
         """Compare the length of an ended epoch, samples, with that in which the run resumed."""
-        if self._has_constant_batch():
+        if self._has_constant_batch() and env.LIVE not in os.environ:
             self._notice(self._resumed_epoch.after_epoch(epoch, length))
 
     def _has_constant_batch(self) -> bool:

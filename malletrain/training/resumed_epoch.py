@@ -21,7 +21,7 @@ from typing import Any
 
 COMPLETE = math.inf
 """Length of an epoch without a sample left."""
-_LENGTH, _TOLD = "epoch_length", "skipping_told"
+_LENGTH, _NOTICE = "epoch_length", "skipping_notice"
 _BEGIN = "the loader begins at the first sample that was not trained on"
 
 
@@ -39,7 +39,7 @@ class Iteration:
         """Number of batches that the loop has requested."""
         self._leading: int | None = None
         """Number of batches before the first step; None before the first step has ended."""
-        self._given = -1
+        self._size = -1
         """Number of batches that the sampler gave; -1 until they have run out."""
 
     def requested(self, counted: int) -> None:
@@ -49,26 +49,26 @@ class Iteration:
             self._leading = self.requests - first_step
         self.requests += 1
 
-    def ran_out(self, given: int) -> None:
-        """Note that the newest request got no batch. ``given``: number of batches of the sampler,
+    def ran_out(self, size: int) -> None:
+        """Note that the newest request got no batch. ``size``: number of batches of the sampler,
         which a resumable loader may have skipped in part.
         """
-        self._given = given
+        self._size = size
 
     def without_step(self, counted: int) -> int:
         """Return the number of batches of the iteration if all were taken and none is counted; else
         0. ``counted``: as for :meth:`requested`.
         """
-        return max(0, self._given) if counted == self.counted_before else 0
+        return max(0, self._size) if counted == self.counted_before else 0
 
     def skipped(self, counted: int) -> int:
         """Return the number of batches that were skipped before the first step; 0 if this is not
         certain. ``counted``: as for :meth:`requested`.
         """
-        if self._leading is None or self._given < 0:
+        if self._leading is None or self._size < 0:
             return 0
-        skipped = self._leading + self._given - (self.requests - 1)
-        uncounted = self._given - (counted - self.counted_before)
+        skipped = self._leading + self._size - (self.requests - 1)
+        uncounted = self._size - (counted - self.counted_before)
         return skipped if 0 < skipped <= uncounted else 0
 
 
@@ -94,25 +94,25 @@ class ResumedEpoch:
         """Number of batches of the resumed epoch that were taken without a step, in a loop of the
         script's own, until it is known whether it does so in other epochs.
         """
-        self._told = False
+        self._has_notice = False
 
     def state(self) -> dict[str, Any]:
         """Return the entries for the sampler's state."""
         length = {_LENGTH: self._usual} if self._usual not in (None, COMPLETE) else {}
-        return {**length, **({_TOLD: True} if self._told else {})}
+        return {**length, **({_NOTICE: True} if self._has_notice else {})}
 
     def load(self, state: Mapping[str, Any], epoch: int, done: int) -> None:
         """Continue from a sampler's state, with ``done`` samples of ``epoch``."""
         self.start = (epoch, done) if done else None
         self._usual = state.get(_LENGTH, COMPLETE if epoch else None)
-        self._length, self._passed, self._told = None, 0, bool(state.get(_TOLD))
+        self._length, self._passed, self._has_notice = None, 0, bool(state.get(_NOTICE))
 
     def after_loop(self, iteration: Iteration, counted: int, is_last: bool) -> str:
         """Note that an iteration of a loop of the script's own is over. Return the message about
         batches of the resumed epoch that were taken without a step; empty if nothing is to be told.
         ``is_last``: whether the script ends.
         """
-        if self._told or self.start is None:
+        if self._has_notice or self.start is None:
             return ""
         if iteration.start == self.start and (passed := iteration.without_step(counted)):
             self._passed = passed
@@ -124,7 +124,7 @@ class ResumedEpoch:
                 self._passed = 0  # it does so in every epoch
         if not self._passed or not is_certain:
             return ""
-        self._told = True
+        self._has_notice = True
         return (
             f"The script took the last {self._passed} batches of epoch {self.start[0]}, in which "
             f"this run resumed at {self._noun} {self.start[1]}, without a step: {_BEGIN}. If it "
@@ -137,9 +137,9 @@ class ResumedEpoch:
         to be told.
         """
         batches = iteration.skipped(counted) if iteration.start == self.start else 0
-        if self._told or not batches or self.start is None:
+        if self._has_notice or not batches or self.start is None:
             return ""
-        self._told = True
+        self._has_notice = True
         return (
             f"Epoch {self.start[0]}, in which this run resumed at {self._noun} {self.start[1]}, "
             f"has left out {batches} {'batch' if batches == 1 else 'batches'}, which the script "
@@ -159,9 +159,9 @@ class ResumedEpoch:
         if self._length is None or usual is None:
             return ""
         resumed, self._length = self._length, None
-        if self._told or usual != length or resumed == usual or self.start is None:
+        if self._has_notice or usual != length or resumed == usual or self.start is None:
             return ""
-        self._told = True
+        self._has_notice = True
         return (
             f"Epoch {self.start[0]}, in which this run resumed at {self._noun} {self.start[1]}, "
             f"ended after {self._shown(resumed)}, and two others after {self._shown(length)}. Does "

@@ -49,7 +49,7 @@ class _Attributes:
         self._began_at = tuple(clock() for clock in _CLOCKS)
         self.begun = False
         """Whether :meth:`begin` was called."""
-        self.told = False
+        self.has_notice = False
         """Whether the user of this job was told; part of what is saved."""
 
     def _begin(self, targets: Iterable[tuple[str, Any]]) -> None:
@@ -70,10 +70,10 @@ class _Attributes:
 
     def _tell(self, beginning: str, end: str) -> None:
         """Tell the user once in the job which attributes have changed. Never raises."""
-        names = [] if self.told else self.changed()
+        names = [] if self.has_notice else self.changed()
         if not names:
             return
-        self.told = True
+        self.has_notice = True
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         report.notice(
             f"{beginning}: {', '.join(names[:_MAX_NAMES])}{more} changed in the training, and "

@@ -62,7 +62,6 @@ from malletrain.training.unsaved_objects import (
 if TYPE_CHECKING:
     from malletrain.training.memory_snapshots import MemorySnapshots
 
-
 __all__ = ["Snapshot", "SnapshotError"]
 
 _RETRY_S = 60.0
@@ -185,7 +184,7 @@ class Snapshot:
         self._optimizers = UnsavedOptimizers(
             {} if self._caller != "Snapshot" else objects, SnapshotError
         )
-        self._gradients = UnsavedGradients({} if self._caller != "Snapshot" else objects)
+        self._gradients = UnsavedGradients(objects if self._caller == "Snapshot" else {})
         self._step_end = StepEnd(self._after_step)
         self._epoch_begin = EpochBegin(lambda: objects)
         self._epoch_ends = EpochEnds(number_of(self.path))
@@ -262,7 +261,7 @@ class Snapshot:
                 self._disk.is_behind(requested)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_saved_at if in_memory else payload.get("time")
-            self._others.told = bool(payload.get("attributes_told"))
+            self._others.has_notice = bool(payload.get("attributes_notice"))
         self._others.begin()
         self._pace.begin(due_in, payload and payload.get("save_s"))
         report.mark("restored")
@@ -350,7 +349,8 @@ class Snapshot:
     def _tell_attributes(self) -> None:
         if rank_and_world()[0] == 0:
             self._attributes.tell_changed()
-            self._others.tell_changed()
+            if not is_sharded(self._objects):  # a state_dict() may be collective
+                self._others.tell_changed()
             self._averages.tell_unsaved()
             self._gradients.tell_unsaved()
 
@@ -388,7 +388,7 @@ class Snapshot:
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
             "unsaved_optimizers": self._optimizers.kinds(),
-            "attributes_told": self._others.told,
+            "attributes_notice": self._others.has_notice,
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_saved_at,
             "world_size": rank_and_world()[1],

@@ -57,7 +57,7 @@ def resumed(kind="sampler", epoch=0, workers=0, done=DONE):
     return sampler, batches
 
 
-def told(agent, capsys):
+def notices(agent, capsys):
     """The notices to the owner, each of them once in the log."""
     sentences = [notice.sentence for notice in agent.received(OwnerNotice)]
     log = capsys.readouterr().err
@@ -101,7 +101,7 @@ def test_batches_that_a_script_skips_after_a_restart_are_told(agent, capsys, ski
     sampler, batches = resumed(kind, epoch=1)
     for _ in sampler.epochs(2):
         skip(sampler, batches)
-    (sentence,) = told(agent, capsys)
+    (sentence,) = notices(agent, capsys)
     assert SKIPPED in sentence
     assert sentence.startswith("Epoch 1, ")
 
@@ -110,16 +110,16 @@ def test_they_are_told_where_workers_read_ahead(agent, capsys):
     sampler, batches = resumed(workers=2)
     for _ in sampler.epochs(1):
         skip_by_counter(sampler, batches)
-    (sentence,) = told(agent, capsys)
+    (sentence,) = notices(agent, capsys)
     assert SKIPPED in sentence
 
 
 def test_they_are_told_in_a_loop_of_its_own_at_the_next_epoch(agent, capsys):
     sampler, batches = resumed()
     skip_by_counter(sampler, batches)
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)
     next(iter(batches))
-    (sentence,) = told(agent, capsys)
+    (sentence,) = notices(agent, capsys)
     assert SKIPPED in sentence
 
 
@@ -137,9 +137,9 @@ def test_an_epoch_without_a_step_is_told_once_another_has_steps(agent, capsys):
     sampler, batches = resumed(done=8)
     skip_all_that_is_left(sampler, batches, True)
     skip_all_that_is_left(sampler, batches, False)
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)
     next(iter(batches))
-    (sentence,) = told(agent, capsys)
+    (sentence,) = notices(agent, capsys)
     assert "took the last 4 batches of epoch 0" in sentence
 
 
@@ -147,7 +147,7 @@ def test_nothing_is_told_of_a_loop_of_its_own_that_always_looks_first(agent, cap
     sampler, batches = resumed(done=8)
     for _ in range(4):
         look_first(sampler, batches)
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -200,13 +200,13 @@ def test_a_job_is_told_once(agent, capsys):
     sampler, batches = resumed()
     for _ in sampler.epochs(1):
         skip_by_counter(sampler, batches)
-    assert told(agent, capsys)
+    assert notices(agent, capsys)
     state = sampler.state_dict()
     again, batches = sampler_and_batches("sampler")
     again.load_state_dict({**state, "epoch": 1, "position": DONE})
     for _ in again.epochs(2):
         skip_by_counter(again, batches)
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)
 
 
 class StatefulLoader(DataLoader):
@@ -227,7 +227,7 @@ def test_batches_that_a_resumable_loader_skips_are_told(agent, capsys):
     for _ in sampler.epochs(1):
         for _ in loader:
             sampler.advance()
-    (sentence,) = told(agent, capsys)
+    (sentence,) = notices(agent, capsys)
     assert SKIPPED in sentence
 
 
@@ -297,7 +297,7 @@ def test_nothing_is_told_of_what_a_script_does_in_every_epoch(agent, capsys, tra
     sampler.load_state_dict(state)
     for _ in sampler.epochs(5):
         train(sampler, batches)
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)
 
 
 def test_nothing_is_told_of_an_end_in_the_resumed_epoch(agent, capsys):
@@ -311,7 +311,7 @@ def test_nothing_is_told_of_an_end_in_the_resumed_epoch(agent, capsys):
         else:
             continue
         break
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)
 
 
 def counted_to(limit, sampler, loader):
@@ -340,7 +340,7 @@ def test_an_epoch_of_another_length_than_two_others_is_told(agent, capsys, epoch
     sampler, batches = resumed(epoch=epoch)
     for _ in sampler.epochs(4):
         train(sampler, batches)
-    (sentence,) = told(agent, capsys)
+    (sentence,) = notices(agent, capsys)
     assert expected.format(COMPARED) in sentence
 
 
@@ -354,7 +354,7 @@ def test_the_length_of_the_epoch_before_is_in_the_state(agent, capsys):
     sampler.load_state_dict(state)
     for _ in sampler.epochs(3):
         counted_to(6, sampler, batches)
-    (sentence,) = told(agent, capsys)
+    (sentence,) = notices(agent, capsys)
     assert "ended after 10 samples, and two others after 6 samples" in sentence
 
 
@@ -378,11 +378,25 @@ def test_a_number_of_steps_is_another_number_of_samples_at_each_scale(agent, cap
                 state = {**sampler.state_dict(), "position": sampler.position, "epoch": 0}
                 break
     assert ended == 5
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)
+
+
+def test_in_live_mode_the_state_is_the_same_in_processes_that_join(agent, capsys, monkeypatch):
+    monkeypatch.setenv("MALLETRAIN_LIVE", "1")
+    first, batches = sampler_and_batches("sampler")
+    for _ in first.epochs(2):
+        counted_to(6 + first.epoch, first, batches)
+    state = {**first.state_dict(), "position": DONE}
+    for joiner, loader in (sampler_and_batches("sampler"), (first, batches)):
+        joiner.load_state_dict(state)
+        for _ in joiner.epochs(4):
+            counted_to(6 + joiner.epoch, joiner, loader)
+        assert joiner.state_dict() == {**state, "epoch": 4, "position": 0}
+    assert not notices(agent, capsys)
 
 
 def test_epochs_that_all_differ_tell_nothing(agent, capsys):
     sampler, batches = resumed(epoch=1)
     for epoch in sampler.epochs(5):
         counted_to(6 + epoch, sampler, batches)
-    assert not told(agent, capsys)
+    assert not notices(agent, capsys)

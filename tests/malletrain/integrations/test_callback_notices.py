@@ -259,11 +259,11 @@ def test_a_trainers_callbacks_are_named_once_in_a_job(agent, tmp_path, monkeypat
     for stop in (3, 5):
         with pytest.raises(Stopped):
             train(tmp_path, stop, monkeypatch)
-        told = sentences(agent)
-        assert len(told) == (stop == 3)
-        if told:
-            assert "Plain.batches, Stopping.looks changed in the training" in told[0]
-            assert ("ExportableState" in told[0]) is (train is hugging_face)
+        notices = sentences(agent)
+        assert len(notices) == (stop == 3)
+        if notices:
+            assert "Plain.batches, Stopping.looks changed in the training" in notices[0]
+            assert ("ExportableState" in notices[0]) is (train is hugging_face)
 
 
 class Weighted(torch.nn.Module):

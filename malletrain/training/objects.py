@@ -414,6 +414,8 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
     Raises:
         SnapshotError: a state does not fit its object.
     """
+    from malletrain.training.schedulers import tell_other_rates  # it imports this module
+
     saved = payload["objects"]
     names = payload.get("parameter_names", {})
     report_differences(objects, payload, name)
@@ -433,6 +435,7 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
             IndexError,
         ) as error:
             raise does_not_fit(key, target, name, error) from error
+    tell_other_rates(objects, payload)
     rng.load(payload.get("rng", {}))
 
 

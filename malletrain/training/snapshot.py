@@ -45,7 +45,7 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.schedulers import LoopRates, Schedulers
+from malletrain.training.schedulers import LoopRates, Schedulers, scheduled_rates
 from malletrain.training.script_attributes import ObjectAttributes
 from malletrain.training.sharded_state import check_gradients, is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
@@ -342,8 +342,7 @@ class Snapshot:
             if is_rank_0:
                 self._outcomes.report_saved(size, attempt)
             return None
-        wait = min(self.every_s, _RETRY_S)
-        self._pace.failed(wait)
+        self._pace.failed(wait := min(self.every_s, _RETRY_S))
         return self._outcomes.report_failed(failed, wait, attempt) if is_rank_0 else str(failed)
 
     def _tell_attributes(self) -> None:
@@ -387,6 +386,7 @@ class Snapshot:
             "rates": self._rates.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
+            "scheduled_rates": scheduled_rates(self._objects),
             "unsaved_optimizers": self._optimizers.kinds(),
             "attributes_notice": self._others.has_notice,
             "save_s": self._pace.cost_s,

@@ -41,7 +41,7 @@ _RESTART = {
         *("optimizers_in_list", "centered"),
     ),
     "resumed_reports": ("tensor_rate", "cyclic", "spectral", "skipped_schedule"),
-    "further_reports": ("param_scheduler", "cached"),
+    "further_reports": ("param_scheduler",),
     "epoch_begins": (
         *("scheduled_first", "decayed_first", "epoch_sums", "teacher_first", "drawn_first"),
     ),

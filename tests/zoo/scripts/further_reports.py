@@ -1,12 +1,10 @@
-"""Scripts of public reports about objects with a state of the script's own making."""
+"""Scripts of public reports about schedulers of the script's own making."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
-from torch.optim import lr_scheduler
 
 from tests.zoo.scripts import live, plain
 from tests.zoo.scripts.parts import EPOCHS
@@ -60,42 +58,4 @@ def param_scheduler_live(trace: Trace) -> None:
         t.train_epoch(epoch, scheduler.step)
         decay = t.optimizer.param_groups[0]["weight_decay"]
         trace.note("decay", epoch, value=decay, steps=scheduler.num_steps)
-    t.end()
-
-
-class Container:
-    """Optimizers whose state is made once: its numbers are those of that time (torchtitan#4598)."""
-
-    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
-        self.optimizers = optimizers
-        self.cached: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the first call after the first update."""
-        if not any(state["state"] for state in self.cached.values()):
-            self.cached = {str(n): each.state_dict() for n, each in enumerate(self.optimizers)}
-        return self.cached
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a copy."""
-        for number, each in enumerate(self.optimizers):
-            each.load_state_dict(copy.deepcopy(state[str(number)]))
-        self.cached = {}
-
-
-class _Cached(plain.Training):
-    def prepare(self, **more: Any) -> None:
-        optimizer = self.optimizer
-        self.optimizer: Any = Container(optimizer)
-        super().prepare(**more)
-        self.optimizer = optimizer
-
-
-def cached(trace: Trace) -> None:
-    """The state of the optimizers is cached, and a schedule moves the rate after that."""
-    t = _Cached(trace)
-    scheduler = lr_scheduler.ExponentialLR(t.optimizer, gamma=0.9)
-    t.prepare(scheduler=scheduler)
-    for epoch in t.sampler.epochs(EPOCHS):
-        t.train_epoch(epoch, scheduler.step)
     t.end()

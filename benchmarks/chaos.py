@@ -135,7 +135,7 @@ class Chaos:
         """Wait until a condition on all jobs is true and no process is stopped."""
         began = time.monotonic()
         while True:
-            views = None if self.site.stands_still() else self.views()
+            views = None if self.site.has_lasting_fault() else self.views()
             if views is not None:
                 self._none_ended_badly(views)
                 if done(views):
@@ -186,7 +186,7 @@ class Chaos:
         with contextlib.suppress(ClientError, OSError, psutil.Error):
             members = self._members(job)
             if members.keys() == set(view.nodes):
-                return sorted(members.values()) == self.site.at_work_in(job.folder)
+                return sorted(members.values()) == self.site.worker_pids(job.folder)
         return False
 
     def _members(self, job: ChaosJob) -> dict[str, int]:

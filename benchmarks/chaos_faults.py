@@ -68,12 +68,12 @@ class Faults:
         verb, _, role = kind.partition(" ")
         site, dice = self._site, self._dice
         if verb in ("kill", "stop"):
-            victims = site.of_role(role)
+            victims = site.processes_of(role)
             if not victims:
                 return ""
             self._signal(dice.choice(victims), verb, role)
         elif kind == "preemption with notice":
-            agents = site.of_role("agent")
+            agents = site.processes_of("agent")
             if not agents:
                 return ""
             with contextlib.suppress(psutil.Error):
@@ -111,7 +111,7 @@ class Faults:
         call. Return whether there is a training.
         """
         folders = set()
-        for process in self._site.of_role("worker"):
+        for process in self._site.processes_of("worker"):
             with contextlib.suppress(psutil.Error):
                 folders.add(process.cwd())
         trainings = sorted(folder for folder in folders if not folder.endswith("-service"))
@@ -131,9 +131,9 @@ class Faults:
             self._later(SHORT, lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, (none, none)))
 
     def _later(self, within: tuple[float, float], call: Callable[[], object]) -> None:
-        self._site.later(self._dice.uniform(*within) * self._site.silence_s, call)
+        self._site.end_fault_in(self._dice.uniform(*within) * self._site.silence_s, call)
 
     def end(self) -> None:
         """End all processes of a role."""
-        self._site.end_standstills()
+        self._site.end_due_faults()
         (self._site.faults / FaultPoint.WORKER_WRITTEN.name).unlink(missing_ok=True)

@@ -65,7 +65,7 @@ class ChaosSite(FaultySite):
 
     def _manage(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
-            self.end_standstills(time.monotonic())
+            self.end_due_faults(time.monotonic())
             if self.daemon is None or self.daemon.poll() is not None:
                 self.starts += 1
                 self.launch_daemon()
@@ -75,7 +75,7 @@ class ChaosSite(FaultySite):
         self._over.set()
         if self._manager.ident is not None:
             self._manager.join()
-        self.end_standstills()
+        self.end_due_faults()
         try:
             self.stop()
         finally:
@@ -84,12 +84,12 @@ class ChaosSite(FaultySite):
 
     # --- faults with a duration ---
 
-    def later(self, within_s: float, call: Callable[[], object]) -> None:
-        """Schedule the end of a fault, in a number of seconds."""
+    def end_fault_in(self, delay_s: float, call: Callable[[], object]) -> None:
+        """Call ``call``, which ends a fault, after ``delay_s`` seconds."""
         with self._lock:
-            self._due.append((time.monotonic() + within_s, call))
+            self._due.append((time.monotonic() + delay_s, call))
 
-    def end_standstills(self, until: float = float("inf")) -> None:
+    def end_due_faults(self, until: float = float("inf")) -> None:
         """End the faults that are due by ``until`` (monotonic clock)."""
         with self._lock:
             over = [call for at, call in self._due if at <= until]
@@ -98,19 +98,19 @@ class ChaosSite(FaultySite):
                     call()
             self._due = [(at, call) for at, call in self._due if at > until]
 
-    def stands_still(self) -> bool:
-        """Whether any fault lasts."""
+    def has_lasting_fault(self) -> bool:
+        """Return whether any fault lasts."""
         with self._lock:
             return bool(self._due)
 
     # --- processes ---
 
-    def at_work_in(self, folder: Path) -> list[int]:
-        """Return the pids of the job in ``folder``. All trainings have the same script name."""
+    def worker_pids(self, folder: Path) -> list[int]:
+        """Return the pids of the workers of the job in ``folder``, sorted."""
         processes = [p for p in self.workers(folder / "job.py") if not gone(p)]
         return sorted(p.pid for p in processes if p.cwd() == str(folder))
 
-    def of_role(self, role: str) -> list[psutil.Process]:
+    def processes_of(self, role: str) -> list[psutil.Process]:
         """Return the processes of a role: daemon, agent, supervisor, fork server, launcher or
         worker.
         """

@@ -1,4 +1,4 @@
-"""How many deadlines are held, of those that an oracle with the same nodes could hold, and what
+"""How many deadlines are met, of those that an oracle with the same nodes could meet, and what
 that costs in samples.
 
     python -m benchmarks.deadlines --data ../shared/data [--seeds 3] [--days 8] [--json]
@@ -10,10 +10,10 @@ need ten minutes or more have a deadline, 1.5 to 5 times the time that they need
 size. The same jobs run twice: with the deadlines (``met``, ``samples``), and as if they had none
 (``plain_met``, ``plain_samples``).
 
-The oracle (:func:`oracle`) knows every gap and every job beforehand, moves jobs for nothing, starts
-them for nothing, and serves nothing but deadlines: a mixed-integer program in spans of
-``--span`` seconds. ``oracle`` is its proven upper bound. ``held`` is ``met`` over that, ``kept`` is
-``samples`` over ``plain_samples``; ``work_kept`` is the same in single-node seconds, in which a
+The oracle (:func:`oracle`) knows every gap and every job beforehand, moves and starts jobs for
+nothing, and serves nothing but deadlines: a mixed-integer program in spans of ``--span`` seconds.
+``oracle`` is its proven upper bound. ``met_ratio`` is ``met`` over that, ``samples_ratio`` is
+``samples`` over ``plain_samples``; ``work_ratio`` is the same in single-node seconds, in which a
 sample of a slow model counts as much as many of a quick one. ``covered`` is the part of the jobs
 that ended within the 80 % interval of their first forecast, among those that have ended.
 
@@ -54,7 +54,7 @@ from scavenger.trace.trace import Trace
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 WARM_S = DAY_S
-TARGET_HELD, TARGET_KEPT = 0.95, 0.97
+MIN_MET_RATIO, MIN_SAMPLES_RATIO = 0.95, 0.97
 MAX_RUNNING = 64
 """Maximum number of simultaneous jobs: most jobs of Philly use one node, and the machines have up
 to a hundred.
@@ -122,10 +122,10 @@ def jobs_of(case: Case, trace: Trace, data: Path) -> list[SimJob]:
     """
     rng = np.random.default_rng((case.seed, 9))
     log = log_of(case.jobs, data)
-    fit = [j for j in log.jobs if j.run_s and j.run_s <= LONGEST_S and j.nodes <= LARGEST]
+    candidates = [j for j in log.jobs if j.run_s and j.run_s <= LONGEST_S and j.nodes <= LARGEST]
     span = trace.duration_s - WARM_S
-    begin = fit[len(fit) // 3].submit_s + case.seed * 10 * DAY_S
-    drawn = [j for j in fit if begin <= j.submit_s < begin + span]
+    begin = candidates[len(candidates) // 3].submit_s + case.seed * 10 * DAY_S
+    drawn = [j for j in candidates if begin <= j.submit_s < begin + span]
     capacity = float(idle_over_time(trace, HOUR_S).sum()) * HOUR_S * span / trace.duration_s
     part = case.load * capacity / sum(j.nodes * (j.run_s or 0.0) for j in drawn)
     selection = [j for j in drawn if rng.random() < part]
@@ -205,17 +205,17 @@ def play(
         site = replace(site, deadline_ahead=case.ahead)
     simulation = Simulation(trace, jobs, SimSettings(site=site, max_running=MAX_RUNNING))
     if seen is not None:
-        _watch(simulation, seen)
+        _record_first_forecasts(simulation, seen)
     simulation.run()
     return simulation
 
 
-def _watch(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None:
+def _record_first_forecasts(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None:
     """Record the first forecast of every job of the simulation."""
     keeper = simulation.controller.goals
     notice = keeper.notice
 
-    def noting(now: float) -> list[Command]:
+    def notice_and_record(now: float) -> list[Command]:
         commands = notice(now)
         for name, record in keeper.records.items():
             forecast = record.forecast
@@ -223,7 +223,7 @@ def _watch(simulation: Simulation, seen: dict[str, tuple[float, float]]) -> None
                 seen[name] = (forecast.low, forecast.high)
         return commands
 
-    keeper.notice = noting
+    keeper.notice = notice_and_record
 
 
 def met(simulation: Simulation, due: dict[str, float]) -> int:
@@ -259,9 +259,9 @@ def row(case: Case, data: Path, span_s: float) -> dict[str, Any]:
         "oracle": best,
         "met": deadlines_met,
         "plain_met": met(plain, due),
-        "held": round(deadlines_met / best, 4) if best else None,
-        "kept": round(samples[1] / samples[0], 4),
-        "work_kept": round(work[1] / work[0], 4),
+        "met_ratio": round(deadlines_met / best, 4) if best else None,
+        "samples_ratio": round(samples[1] / samples[0], 4),
+        "work_ratio": round(work[1] / work[0], 4),
         "covered": round(statistics.fmean(inside), 3) if inside else None,
         "idle": round(float(idle.mean()), 1),
         "plan_ms": round(1e3 * statistics.median(goals.decisions_s), 2),
@@ -302,13 +302,13 @@ def main() -> None:
                     print("  ".join(f"{name:>10}" for name in rows[0]))
                 print("  ".join(f"{value!s:>10}" for value in rows[-1].values()), flush=True)
     sums = {key: sum(r[key] for r in rows) for key in ("met", "plain_met", "oracle")}
-    kept_share = statistics.fmean(r["kept"] for r in rows)
+    mean_samples_ratio = statistics.fmean(r["samples_ratio"] for r in rows)
     about = {
         **sums,
-        "held": round(sums["met"] / max(1, sums["oracle"]), 4),
-        "kept": round(kept_share, 4),
-        "target_held": TARGET_HELD,
-        "target_kept": TARGET_KEPT,
+        "met_ratio": round(sums["met"] / max(1, sums["oracle"]), 4),
+        "samples_ratio": round(mean_samples_ratio, 4),
+        "target_met_ratio": MIN_MET_RATIO,
+        "target_samples_ratio": MIN_SAMPLES_RATIO,
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
     }

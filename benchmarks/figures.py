@@ -96,7 +96,7 @@ class Point:
     max_jobs: int = 10
     t_fwd: float = 120.0
     starvation: float = defaults.STARVATION_S
-    turns_apart: float = defaults.TURNS_APART
+    turns_apart: float = ControllerSettings.turns_apart
     mode: str = "restart"
     up: float = 18.0
     down: float = 12.0

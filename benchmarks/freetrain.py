@@ -97,7 +97,7 @@ def play(policy: str, stated: str, o: argparse.Namespace, trace: Path) -> Played
     """Run one policy from the beginning of the trace."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        made = Site(
+        site = Site(
             Path(folder) / "site",
             nodes=o.nodes,
             grace_s=15.0,
@@ -114,14 +114,14 @@ def play(policy: str, stated: str, o: argparse.Namespace, trace: Path) -> Played
             },
         )
         try:
-            made.start_daemon()
-            return _watched(made, policy, stated, o, load)
+            site.start_daemon()
+            return _run_jobs(site, policy, stated, o, load)
         finally:
-            made.stop()
+            site.stop()
 
 
-def _watched(made: Site, policy: str, stated: str, o: argparse.Namespace, load: float) -> Played:
-    script = made.script("train.py", SCRIPT)
+def _run_jobs(site: Site, policy: str, stated: str, o: argparse.Namespace, load: float) -> Played:
+    script = site.script("train.py", SCRIPT)
     jobs: dict[str, str] = {}
     for number in range(o.jobs):
         kind = [*KINDS][number % len(KINDS)]
@@ -129,19 +129,19 @@ def _watched(made: Site, policy: str, stated: str, o: argparse.Namespace, load: 
         curve = stated_curve(kind, stated, o.nodes) if policy == "freetrain" else None
         name = f"{kind}{number}"
         spec = {"curve": curve, "profile_key": name}
-        mine = made.submit(script, *words, nodes=(1, o.nodes), name=name, **spec)
-        jobs[mine] = kind
-    made.cluster.go_on()
+        job = site.submit(script, *words, nodes=(1, o.nodes), name=name, **spec)
+        jobs[job] = kind
+    site.cluster.go_on()
     time.sleep(o.seconds)
-    details = {job: made.show(job) for job in jobs}
-    with made.client() as client:
+    details = {job: site.show(job) for job in jobs}
+    with site.client() as client:
         status = client.status()
         used = client.usage()
-    (made.work / "stop").touch()
+    (site.work / "stop").touch()
     for job in jobs:
-        with made.client() as client:
+        with site.client() as client:
             client.cancel([job])
-        made.until_state(job, "completed", "failed", "cancelled")
+        site.until_state(job, "completed", "failed", "cancelled")
     alone = {job: o.seconds * rate(kind, 1) for job, kind in jobs.items()}
     return Played(
         policy,
@@ -179,23 +179,26 @@ def main() -> None:
         parser.error(f"owners state {' or '.join(STATED)}, not {unknown[0]}")
     with tempfile.TemporaryDirectory() as folder:
         o.speedup = o.speedup or (1.0 if o.trace else 30.0)
-        trace = o.trace or _drawn(Path(folder) / "trace.csv", o)
+        trace = o.trace or _write_random_trace(Path(folder) / "trace.csv", o)
         rows = [play("freetrain", word, o, trace) for word in stated]
         rows.append(play("malletrain", "none", o, trace))
     print(table(rows))
     if o.json:
-        result: dict[str, Any] = {"options": _plain(vars(o)), "rows": [asdict(r) for r in rows]}
+        result: dict[str, Any] = {
+            "options": _with_text_paths(vars(o)),
+            "rows": [asdict(r) for r in rows],
+        }
         o.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _drawn(path: Path, o: argparse.Namespace) -> Path:
+def _write_random_trace(path: Path, o: argparse.Namespace) -> Path:
     """Return a trace with changes, of as many seconds as are played."""
     files.write(demo_trace(o.nodes, o.seconds, o.speedup, o.seed), path)
     o.start = 0.0
     return path
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
+def _with_text_paths(options: dict[str, Any]) -> dict[str, Any]:
     return {name: str(v) if isinstance(v, Path) else v for name, v in options.items()}
 
 

@@ -99,7 +99,7 @@ def _name(path: str) -> str:
     return Path(path).name.split(".")[0]
 
 
-def made(real: Machine) -> list[Machine]:
+def synthetic_machines(real: Machine) -> list[Machine]:
     """Return traces with the statistics, length and number of nodes of the real one."""
     model = synthesis.like(real.trace)
     count, length = len(real.trace.names), real.trace.duration_s
@@ -173,7 +173,7 @@ def figure(which: str, args: argparse.Namespace) -> None:
     """Make one of the three figures."""
     every = machines(args)
     if which == "3.9":
-        every = [every[0], *made(every[0])]
+        every = [every[0], *synthetic_machines(every[0])]
     rows = [machine.row() for machine in every]
     if which == "3.9":
         real = every[0].lengths()

@@ -93,7 +93,7 @@ def content(key: str, size: int) -> bytes:
     return hashlib.shake_128(key.encode()).digest(size)
 
 
-async def _repaired(cache: AsyncCache, pool: RealPool) -> None:
+async def _wait_for_repairs(cache: AsyncCache, pool: RealPool) -> None:
     """Wait until the proxy knows its nodes and has no repair left, at most REPAIRED_S."""
     deadline = time.monotonic() + REPAIRED_S
     while time.monotonic() < deadline:
@@ -151,7 +151,7 @@ async def real(
                 cache.close()
                 cache = None
             if wait and cache is not None:
-                await _repaired(cache, pool)
+                await _wait_for_repairs(cache, pool)
     if cache is not None:
         counts["lost_objects"] = sum(part["lost"] for part in await cache.summary())
         cache.close()

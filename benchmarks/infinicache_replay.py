@@ -14,13 +14,13 @@ days, counted from 0); the pool takes idle nodes, those idle longest first, up t
 Preemption is with 30 s of notice, or without notice for one in ten or for all; and for comparison
 never.
 
-Ways to run the cache, one change each: as it was before nodes were told apart; with room made for
+Ways to run the cache, one change each: with chunks on random nodes; with room made for
 leavers; with chunks on nodes that lasted, or (what could be had at best) that do last; with
 backups; with a reserve.
 
-``--reserved``: so many nodes that are never taken and need no parity, for what a node-hour of idle
-nodes is worth beside one that was reserved for the cache; and what the sample of the keys foretells
-of as much memory.
+``--reserved``: that many nodes that are never taken and need no parity. They show what a node-hour
+of idle nodes is worth compared with a reserved one, and what the sample of the keys predicts for as
+much memory.
 
 The check of the availability model: at every loss without notice the hypergeometric formula says
 how many objects should be lost; the sum over the trace stands beside how many were. It takes the
@@ -60,7 +60,7 @@ from infinicache.demand import KeyDemand  # isort: skip
 
 DAY_S = 86400.0
 WAYS = (
-    Way("as it was", room=False),
+    Way("at random", room=False),
     Way("room for leavers"),
     Way("apart", apart=True),
     Way("by age", apart=True, foresight="age"),

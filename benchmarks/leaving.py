@@ -19,7 +19,7 @@ import psutil
 
 from tests.integration.embedded import Site, site
 
-TRAINS = """
+TRAINING_SCRIPT = """
 import torch, malletrain, time, os
 model = torch.nn.Linear(8, 8)
 sampler = malletrain.ElasticSampler(10**6, batch_size=1)
@@ -40,9 +40,9 @@ SITUATIONS = {
 }
 
 
-def terminate(made: Site, nodes: list[str]) -> float:
+def terminate(running: Site, nodes: list[str]) -> float:
     """Return the seconds from SIGTERM until the agents on these nodes have ended."""
-    agents = [made.agents()[node] for node in nodes]
+    agents = [running.agents()[node] for node in nodes]
     began = time.monotonic()
     for agent in agents:
         agent.send_signal(signal.SIGTERM)
@@ -50,27 +50,27 @@ def terminate(made: Site, nodes: list[str]) -> float:
     return time.monotonic() - began
 
 
-def training(everywhere: bool, alone: bool, count: int) -> float:
+def training(everywhere: bool, without_daemon: bool, count: int) -> float:
     """Measure while the job trains."""
-    with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as made:
-        job = made.submit(made.script("train.py", TRAINS), nodes=(1, count))
-        made.until(lambda: len(made.job(job).nodes) == count, "the job has all nodes")
-        made.until_samples(job, made.job(job).samples + 50)
-        nodes = list(made.job(job).nodes)
-        if alone:
-            made.kill_daemon()
-        return terminate(made, nodes if everywhere else nodes[-1:])
+    with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as running:
+        job = running.submit(running.script("train.py", TRAINING_SCRIPT), nodes=(1, count))
+        running.until(lambda: len(running.job(job).nodes) == count, "the job has all nodes")
+        running.until_samples(job, running.job(job).samples + 50)
+        nodes = list(running.job(job).nodes)
+        if without_daemon:
+            running.kill_daemon()
+        return terminate(running, nodes if everywhere else nodes[-1:])
 
 
-def starting(everywhere: bool, alone: bool, count: int) -> float:
+def starting(everywhere: bool, without_daemon: bool, count: int) -> float:
     """Measure while its workers import torch."""
-    with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as made:
-        job = made.submit(made.script("train.py", TRAINS), nodes=(count, count))
-        made.until(lambda: len(made.job(job).nodes) == count, "the job has all nodes")
-        nodes = list(made.job(job).nodes)
-        if alone:
-            made.kill_daemon()
-        return terminate(made, nodes if everywhere else nodes[-1:])
+    with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=count) as running:
+        job = running.submit(running.script("train.py", TRAINING_SCRIPT), nodes=(count, count))
+        running.until(lambda: len(running.job(job).nodes) == count, "the job has all nodes")
+        nodes = list(running.job(job).nodes)
+        if without_daemon:
+            running.kill_daemon()
+        return terminate(running, nodes if everywhere else nodes[-1:])
 
 
 def main() -> None:
@@ -82,7 +82,9 @@ def main() -> None:
         for name, how in SITUATIONS.items():
             took = what(*how, options.nodes)
             if options.json:
-                print(json.dumps({"while": what.__name__, "told": name, "s": took}), flush=True)
+                print(
+                    json.dumps({"while": what.__name__, "situation": name, "s": took}), flush=True
+                )
             else:
                 print(f"{what.__name__:<10} {name:<22} {took:6.2f} s", flush=True)
 

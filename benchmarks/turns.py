@@ -38,6 +38,7 @@ from typing import Any
 from benchmarks.figures import Point, World, simulation
 from benchmarks.streams import Cell, cell
 from malletrain.core import defaults
+from malletrain.core.settings import ControllerSettings
 
 KEPT = (
     "samples",
@@ -124,7 +125,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=512)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--starvation", type=float, default=defaults.STARVATION_S, metavar="S")
-    parser.add_argument("--turns-apart", type=float, default=defaults.TURNS_APART, metavar="TIMES")
+    parser.add_argument(
+        "--turns-apart", type=float, default=ControllerSettings.turns_apart, metavar="TIMES"
+    )
     parser.add_argument("--policy", default="malletrain", help="'profiled': curves are not told")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -19,12 +19,12 @@ _PRELOADED = (
     *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "malletrain.elastic"),
     *("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.utils.data"),
 )
-_FROZEN = "tests.frozen_heap"
+_FIRST, _LAST = "tests.collection_disabled", "tests.frozen_heap"
 
 
 def preload(*more: str) -> None:
     """Let the server also import these modules. Call it before the first worker starts."""
-    CONTEXT.set_forkserver_preload([*_PRELOADED, *more, _FROZEN])
+    CONTEXT.set_forkserver_preload([_FIRST, *_PRELOADED, *more, _LAST])
 
 
 preload()
@@ -62,6 +62,8 @@ def work(
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
+        if code:
+            sys.last_value = end  # as malletrain.launch.script does
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     atexit._run_exitfuncs()  # noqa: SLF001 (what the interpreter does before it ends)

@@ -4,5 +4,6 @@ garbage collection of its children does not visit, and thereby copy, every page 
 
 import gc
 
+gc.enable()
 gc.collect()
 gc.freeze()

@@ -80,7 +80,7 @@ MAX_JOBS = 20_000
     "--sacct",
     type=FILE,
     metavar="FILE",
-    help="Slurm's accounting: the output of the command below.",
+    help="Slurm's accounting: the output of the sacct command above.",
 )
 @click.option(
     "--pbs-logs",

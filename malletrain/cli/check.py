@@ -60,8 +60,8 @@ def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
     if limit_s is not None and limit_s < settings.due_s:
         yield (
             False,
-            f"Leases last {show_duration(limit_s)} at most (time_limit in {where}), less than "
-            f"min_charge in [accounting] or min_lease in {where} want; make time_limit longer.",
+            f"Leases last {show_duration(limit_s)} at most (time_limit in {where}), which is less "
+            f"than min_charge in [accounting] or min_lease in {where}; make time_limit longer.",
         )
     watts = config.accounting.watts_by_class
     if watts:
@@ -74,7 +74,11 @@ def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
                 f"classes are {', '.join(sorted(classes))} (classes in [gaps]).",
             )
         elif missing := sorted(set(config.gaps.classes) - watts.keys()):
-            yield None, f"watts in [accounting] says nothing of {', '.join(missing)}; kWh lack it."
+            yield (
+                None,
+                f"watts in [accounting] does not name {', '.join(missing)}, so kWh do not include "
+                "these nodes.",
+            )
         else:
             yield True, "Usage and metrics report kWh by node class."
 
@@ -93,7 +97,7 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
     if section.weights_from == "slurm":
         associations = slurm_associations(config)  # errors are reported as a finding
         parties.learned(associations)
-        yield True, f"Slurm tells the accounts of {len(associations.accounts)} users."
+        yield True, f"Slurm names the accounts of {len(associations.accounts)} users."
     elif (section.by == "account" or limits) and not section.account_of:
         yield (
             None,
@@ -111,7 +115,7 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
     others = f"others {section.others:g}"
     yield (
         True,
-        f"Shares are counted by {section.by}; they weigh "
+        f"Shares are counted by {section.by}, with these weights: "
         f"{f'{named}{more}, ' if named else ''}{others}.",
     )
 
@@ -280,8 +284,9 @@ def database_place(config: Config) -> Iterator[tuple[None, str]]:
             None,
             f"{path} lies on a network file system ({kind}), where only one host may open an "
             "SQLite database: run `malletrain db` on this host, and no second daemon on another "
-            "one, which the lock may not reach. Better set database in [daemon] to a file on a "
-            "local disk (sqlite:////var/lib/malletrain/malletrain.db) or to PostgreSQL.",
+            "one, because the lock may not work between hosts. Better set database in [daemon] to "
+            "a file on a local disk (sqlite:////var/lib/malletrain/malletrain.db), or to "
+            "PostgreSQL.",
         )
 
 
@@ -353,7 +358,7 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
     else:
         yield (
             None,
-            f"{caution} Those are t_fwd and start in [allocation], and starvation in [jobs].",
+            f"{caution} The keys are t_fwd and start in [allocation], and starvation in [jobs].",
         )
 
 
@@ -372,8 +377,8 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
     if not views:
         yield (
             True,
-            f"Jobs use {named}. How fast that is, is measured between the first two nodes of a "
-            "class that are leased at one time.",
+            f"Jobs use {named}. Its bandwidth is measured between the first two nodes of a class "
+            "that are leased at the same time.",
         )
     for view in views:
         yield view.reached, f"Jobs use {named}. {view.sentence}"
@@ -405,8 +410,8 @@ def _startup(config: Config) -> Iterator[Finding]:
         yield (
             ADDRESS,
             True,
-            "A daemon runs in this state directory and answers, so its addresses are in use by "
-            "itself.",
+            "A daemon runs in this state directory and answers, so the addresses are in use by "
+            "that daemon.",
         )
 
 

@@ -32,17 +32,17 @@ def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
     if not at:
         yield (
             None,
-            "Whoever has the account of the daemon can submit any job as the users and end all of "
-            f"theirs; with {GATE} in submit_as, leases only (docs/several-users.md).",
+            "The daemon's account can submit any job as the users, and end all of their jobs. With "
+            f"{GATE} in submit_as it can do so with leases only (docs/several-users.md).",
         )
         return
     if at != [len(config.submit_as) - 1]:
-        yield False, f"{GATE} must be the last word of submit_as: it is told the command."
+        yield False, f"{GATE} must be the last word of submit_as, because the command follows it."
         return
     if name is None:
         yield (
             None,
-            f"Whether leases get through {GATE} was not tried, as no user is listed; name one "
+            f"Whether leases get through {GATE} was not tried, because no user is listed; name one "
             "with --user.",
         )
         return
@@ -163,7 +163,7 @@ def users(config: Config, name: str | None = None) -> Iterator[tuple[bool | None
     if name is None:
         yield from _submitting(config, listed[0] if listed else None)
     elif _is_unknown(name):
-        yield False, f"{name}, as whom submissions were to be tried, is no user of this host."
+        yield False, f"Submissions cannot be tried as {name} (--user), who is no user of this host."
     else:
         yield from _submitting(config, name)
 

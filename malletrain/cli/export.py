@@ -58,7 +58,7 @@ def export(
     table: Path | None,
     state_dir: Path | None,
 ) -> None:
-    """Write the weights of JOB (id, name, or the path of a snapshot) as safetensors; or metrics.
+    """Write the weights of JOB (id, name, or path of a snapshot) as safetensors, or its metrics.
 
     Reads the newest good snapshot, sharded or not, from any number of ranks, while the job runs or
     later. Needs memory for the weights, but neither a GPU nor a running daemon.

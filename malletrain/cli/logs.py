@@ -38,7 +38,7 @@ PACE_S = 0.3
     "-f",
     "--follow",
     is_flag=True,
-    help="Continue as the job writes, over every rescale, until it has ended; exit code as below.",
+    help="Continue as the job writes, over every rescale, until it has ended; exit code as above.",
 )
 @click.option(
     "--rank",

@@ -452,10 +452,13 @@ def _cancel(client: Client, job: str) -> None:
     from malletrain.client import ClientError, operations
 
     try:
-        client.do(operations.cancel([job], "its tasks were not added to the end"))
+        client.do(operations.cancel([job], "not all of its tasks were added"))
         say(f"Job {job} was cancelled, because not all of its tasks were added.")
     except ClientError as error:
-        say(f"Job {job} could not be cancelled: {error} It is cancelled when no task comes.")
+        say(
+            f"Job {job} could not be cancelled: {error} The daemon cancels it if no more tasks "
+            "come."
+        )
 
 
 @contextlib.contextmanager

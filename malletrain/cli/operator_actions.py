@@ -39,7 +39,7 @@ def _until(text: str) -> float:
         return time.time() + parse_duration(text)
     except UnitError:
         raise click.UsageError(
-            f"--until {text}: give a local time such as 2026-11-30T18:00, or how long, such as "
+            f"--until {text}: give a local time such as 2026-11-30T18:00, or a duration such as "
             "'8 h'."
         ) from None
 

@@ -45,7 +45,7 @@ def members(job: str, key: bool, follow: bool, state_dir: Path | None, as_json: 
       MALLETRAIN_JOB_KEY=$(malletrain members cache --key) python client.py
     """
     if key and follow:
-        raise click.UsageError("--key does not change; leave --follow out.")
+        raise click.UsageError("--key prints a secret that does not change; leave out --follow.")
     with client_of(state_dir) as client:
         view = client.members(job)
         if key and not as_json:

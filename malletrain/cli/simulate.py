@@ -125,8 +125,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--given",
         type=click.Choice(["exact", "other", "linear", "none"]),
         help="What owners state of their jobs' scaling: the true curve, another model's, a "
-        "linear one, nothing. Unless it is true, "
-        "malletrain measures and freetrain believes.  [default: exact; nas: none]",
+        "linear one, nothing. If it is not the true one, policy malletrain measures the jobs, and "
+        "policy freetrain plans by what is stated.  [default: exact; nas: none]",
     ),
     click.option(
         "--deadlines",
@@ -400,7 +400,10 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     log_jobs = [job for job in log_jobs if job.run_s]
     arrivals = [(job.submit_s - begin, job.nodes, job.run_s or 0.0) for job in log_jobs]
     if log and not arrivals:
-        raise workloads.WorkloadError(f"{o['jobs']}: No job is submitted in the hours asked for.")
+        raise workloads.WorkloadError(
+            f"{o['jobs']}: the log has no job that is submitted in these hours; give other hours "
+            "(--jobs-from, --hours)."
+        )
     count = len(arrivals) if log else int(o["jobs"])
     if o["workload"] == "nas":
         jobs = nas.nas(
@@ -422,8 +425,8 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
         else:
             if not Path(o["workload"]).exists():
                 raise workloads.WorkloadError(
-                    f"There is no such file and no workload {o['workload']}; give hpo, nas, or "
-                    "the path of a CSV or JSON file."
+                    f"--workload {o['workload']} is no workload and no file; give hpo, nas, or the "
+                    "path of a CSV or JSON file."
                 )
             jobs = read_workload(o["workload"], curves)
     if log:
@@ -432,8 +435,8 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
         )
         if larger:
             say(
-                f"{larger} of {count} jobs of the log are larger than their curves reach: they "
-                "grow to their end and run longer."
+                f"{larger} of {count} jobs of the log had more nodes than their curves have: they "
+                "grow to the largest size of their curve, and run longer than in the log."
             )
         users = [job.user for job in log_jobs]
         arrived = zip(workloads.arriving(jobs, arrivals), users, strict=False)

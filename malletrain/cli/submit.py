@@ -86,9 +86,9 @@ class _BeforeScript(click.Command):
         script_words = words[: words.index("--")] if "--" in words else words
         if like := [word for word in script_words if word.split("=", 1)[0] in own_options]:
             say(
-                f"Note: these went to the script, because they stand after it: {' '.join(like)}. "
-                f"Options of MalleTrain stand before {script}; a -- right after it says that they "
-                "are the script's."
+                f"Note: these are passed to the script, because they stand after it: "
+                f"{' '.join(like)}. Put options of MalleTrain before {script}. If they are the "
+                "script's own, put -- directly after it, which turns this note off."
             )
         return rest
 
@@ -134,9 +134,9 @@ def _file_of(params: dict[str, Any]) -> str:
 @click.option(
     "--gpus",
     metavar="MIN:MAX",
-    help="GPUs the job can use, where slots of --kind, or of one kind only, have one GPU: N, or "
-    "MIN:MAX. In place of --nodes. (--gpus of malletrain map is another option: the GPUs of a "
-    "task.)",
+    help="GPUs the job can use, each a slot of one GPU: N, or MIN:MAX. The slots are of --kind, or "
+    "of the site's only kind with one GPU. In place of --nodes. (--gpus of malletrain map is "
+    "another option: the GPUs of a task.)",
 )
 @kind_option
 @click.option(
@@ -225,8 +225,8 @@ def _file_of(params: dict[str, Any]) -> str:
     metavar="FILE",
     type=click.Path(path_type=Path),
     help='Value of nodes to a service: CSV with the header "nodes,value", or TOML with a '
-    "table [value] of lines such as 4 = 100.0; auto: its process says it; 0: no node until "
-    "'malletrain worth' says otherwise.",
+    "table [value] of lines such as 4 = 100.0; auto: its process reports it; 0: no node until "
+    "'malletrain worth' sets another value.",
 )
 @click.option(
     "--start-cost",
@@ -381,9 +381,9 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
     if len(jobs) > 1:
         both = [output_folders(job.script, job.args, job.workdir) for job in jobs]
         warnings += [
-            f"Warning: all jobs of the array write to the output folder {path}. None goes on from "
-            "another's checkpoints or writes over them, and the second fails where it meets one. "
-            "Write {index} into the folder's name."
+            f"Warning: all jobs of the array write to the output folder {path}. No job "
+            "resumes from or overwrites another job's checkpoint: a job that finds one fails. Put "
+            "{index} into the folder's name."
             for path in sorted(both[0] & both[1])
         ]
     unfinished = [job for job in client.jobs() if job.ended is None and job.owner == spec.owner]
@@ -395,7 +395,7 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
         warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and saves to the same snapshot, "
             f"{path}. The new job will neither restore nor overwrite it. Give it another path, or "
-            "none: Snapshot() finds one by itself."
+            "none: Snapshot() uses a folder of the job."
             for path in sorted(own_paths & paths)
         ]
         others = output_folders(
@@ -403,8 +403,8 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
         )
         warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and writes to the same output "
-            f"folder, {path}. The new job will neither go on from its checkpoints nor write over "
-            "them, but fail where it meets one. Give it another folder."
+            f"folder, {path}. The new job will neither resume from nor overwrite its "
+            "checkpoints: it fails if it finds one. Give it another folder."
             for path in sorted(folders & others - own_paths)
         ]
     return warnings

@@ -207,7 +207,7 @@ def cancel(name: str, storage: str, state_dir: Path | None) -> None:
 
         ledger.cancel()
         if holds_lock(_home(state_dir), name):
-            click.echo(f"Sweep {name} is cancelled; the process that attends to it ends its jobs.")
+            click.echo(f"Sweep {name} is cancelled; the process that runs it ends its jobs.")
             return
         from malletrain.sweep.process import OtherEngineError
 
@@ -225,8 +225,8 @@ class _Trials(click.IntRange):
             return super().convert(value, *where)
         except click.BadParameter:
             self.fail(
-                f"'{value}' is no number of trials. Say how many there are to be beyond those that "
-                "there are, 1 or more: malletrain sweep add-trials NAME 10",
+                f"'{value}' is no number of trials. Give the number of trials to add, 1 or more: "
+                "malletrain sweep add-trials NAME 10",
                 *where,
             )
 
@@ -239,9 +239,9 @@ class _Weight(click.FloatRange):
             return super().convert(value, *where)
         except click.BadParameter:
             self.fail(
-                f"'{value}' is no weight. Give a number from {self.min:g} to {self.max:,.0f}; a "
-                "job has 1 unless told otherwise, and with 2 it counts double: malletrain sweep "
-                "weigh NAME 2",
+                f"'{value}' is no weight. Give a number from {self.min:g} to {self.max:,.0f}. The "
+                "default is 1, and with 2 a sweep counts twice as much: malletrain sweep weigh "
+                "NAME 2",
                 *where,
             )
 
@@ -259,7 +259,7 @@ def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> N
         ledger.want(ledger.target_trials + count)
         click.echo(f"Sweep {name} is to have {_trials(ledger.target_trials)}.")
         if not attended(_home(state_dir), name, ledger.engine):
-            say(f"Nobody attends to it; go on with: malletrain sweep resume {name}")
+            say(f"No process runs it. Resume it: malletrain sweep resume {name}")
 
 
 @sweep.command()
@@ -283,7 +283,10 @@ def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> Non
         ledger.weigh(weight)
         click.echo(f"The most promising trial of {name} counts {weight:g}.")
         if not attended(_home(state_dir), name, ledger.engine):
-            say(f"Its jobs are told when somebody attends to it: malletrain sweep resume {name}")
+            say(
+                "No process runs the sweep, so its jobs keep their weights until you resume it: "
+                f"malletrain sweep resume {name}"
+            )
 
 
 # --- common parts ---
@@ -295,13 +298,14 @@ def _stands(summary: Summary, attended: bool) -> str:
     if summary.end:
         return summary.end
     if attended:
-        return "It is being run."
+        return "A process runs it."
     resume = f"malletrain sweep resume {summary.name}"
     if summary.engine and is_alive(summary.engine) is None:
         return (
-            f"{named(summary.engine).capitalize()} ran it last. If it does not any more: {resume}"
+            f"{named(summary.engine).capitalize()} ran it last. If that process has ended, resume "
+            f"it: {resume}"
         )
-    return f"Nobody attends to it: {resume}"
+    return f"No process runs it. Resume it: {resume}"
 
 
 def _trials(count: int) -> str:
@@ -355,17 +359,15 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
     home = _home(state_dir)
     if detach:
         if process.holds_lock(home, ledger.name):
-            raise Refused(f"The sweep {ledger.name} is being run already.")
+            raise Refused(f"A process runs the sweep {ledger.name} already.")
         options = ["--state-dir", str(state_dir)] if state_dir else []
         before = ledger.engine
         pid = process.detach(ledger.name, home, options, url)
-        click.echo(
-            f"Process {pid} attends to it; what it says is in {process.log_path(home, ledger.name)}"
-        )
+        click.echo(f"Process {pid} runs it; its output is in {process.log_path(home, ledger.name)}")
         if before and is_alive(before) is not False:
             say(
-                f"{named(before).capitalize()} ran it last. If it still does, process {pid} ends "
-                f"within {MAX_SILENCE_S:g} s, and says so there."
+                f"{named(before).capitalize()} ran it last. If it still runs it, process {pid} "
+                f"ends within {MAX_SILENCE_S:g} s, and its output says so."
             )
         return
     with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
@@ -373,7 +375,7 @@ def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> N
             end = process.run(ledger, jobs, process.going_on(click.echo))
         except KeyboardInterrupt:
             say(
-                "The trials that are under way train on. Go on with: malletrain sweep resume "
+                "The running trials continue to train. Resume the sweep: malletrain sweep resume "
                 f"{ledger.name}"
             )
             raise

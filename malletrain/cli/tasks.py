@@ -48,7 +48,12 @@ INTERVAL_S = 2.0
 @click.option("--running", "state", flag_value="running", help="Only tasks that run.")
 @click.option("--waiting", "state", flag_value="waiting", help="Only tasks that wait.")
 @click.option("--done", "state", flag_value="done", help="Only tasks that are done.")
-@click.option("--cancelled", "state", flag_value="cancelled", help="Only tasks that never ended.")
+@click.option(
+    "--cancelled",
+    "state",
+    flag_value="cancelled",
+    help="Only tasks that had not ended when the farm ended.",
+)
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
@@ -67,7 +72,9 @@ INTERVAL_S = 2.0
     "codes, nodes, times. malletrain map --tasks reads it.",
 )
 @click.option(
-    "--follow", is_flag=True, help="Show the counts until the farm has ended; exit code as wait."
+    "--follow",
+    is_flag=True,
+    help="Show the counts until the farm has ended; exit code as that of 'malletrain wait'.",
 )
 @state_dir_option
 @json_option

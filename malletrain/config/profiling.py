@@ -1,6 +1,6 @@
 """The section of the configuration for the profiling of jobs.
 
-Its defaults are the core's own (:mod:`malletrain.core.defaults`).
+Its defaults are the core's own (:mod:`malletrain.core.settings`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from pydantic_core import PydanticCustomError
 from malletrain.config.base import Duration, Section
 from malletrain.config.base import key as _key
 from malletrain.config.units import format_duration
-from malletrain.core import defaults
+from malletrain.core.settings import (
+    DONOR_QUIET_S,
+    MAX_MEASURE_S,
+    MAX_PROFILE_S,
+    MAX_SIZES,
+    MIN_MEASURE_S,
+    PATIENCE_S,
+    PRECISION,
+    RESCALE_TIMEOUT_S,
+    ProfilingSettings,
+)
 
 
 class ProfilingSection(Section):
@@ -33,82 +43,82 @@ class ProfilingSection(Section):
         "nodes.",
     )
     layout_time: Duration = _key(
-        format_duration(defaults.LAYOUT_S),
+        "1 min",
         gt=0,
         description="Maximum time of the search for the best layout of a job's nodes "
         "(`--nproc-per-node auto`, `--threads auto`, `--loader-workers auto`), without the time "
         "in which the job has no nodes.",
     )
     every_size_up_to: int = _key(
-        defaults.EVERY_SIZE_UP_TO,
+        ProfilingSettings.every_size_up_to,
         ge=1,
         description="A job with at most this many sizes is measured at each of them; other jobs "
         "at a selection.",
     )
     max_sizes: int = _key(
-        defaults.MAX_SIZES,
+        MAX_SIZES,
         ge=1,
         le=64,
         description="Maximum number of sizes visited in one profile of a job with more sizes "
         "than that.",
     )
     precision: float = _key(
-        defaults.PRECISION,
+        PRECISION,
         gt=0,
         le=0.5,
         description="A size is measured when its throughput is known this precisely: half-width "
         "of the 95 % interval, relative to the throughput.",
     )
     min_time: Duration = _key(
-        format_duration(defaults.MIN_MEASURE_S),
+        format_duration(MIN_MEASURE_S),
         gt=0,
         description="Minimum time for the measurement of one size.",
     )
     max_time: Duration = _key(
-        format_duration(defaults.MAX_MEASURE_S),
+        format_duration(MAX_MEASURE_S),
         gt=0,
         description="Maximum time for the measurement of one size; after it, the current "
         "estimate is used.",
     )
     max_profile: Duration = _key(
-        format_duration(defaults.MAX_PROFILE_S),
+        format_duration(MAX_PROFILE_S),
         gt=0,
         description="Maximum time of a profile; it then ends with the sizes measured so far.",
     )
     rescale_timeout: Duration = _key(
-        format_duration(defaults.RESCALE_TIMEOUT_S),
+        format_duration(RESCALE_TIMEOUT_S),
         gt=0,
         description="A rescale that takes longer than this ends the visit to its size.",
     )
     silence: Duration = _key(
-        format_duration(defaults.SILENCE_S),
+        format_duration(ProfilingSettings.silence_s),
         gt=0,
         description="Workers that have started and report nothing for this long are considered "
         "silent.",
     )
     lease_patience: Duration = _key(
-        format_duration(defaults.LEASE_PATIENCE_S),
+        format_duration(ProfilingSettings.lease_patience_s),
         description="How long a profile waits for more nodes when fewer than the job can use "
         "are free.",
     )
     patience: Duration = _key(
-        format_duration(defaults.PATIENCE_S),
+        format_duration(PATIENCE_S),
         description="How long a profile waits when less than half of these nodes are available, "
         "even with other jobs' nodes included.",
     )
     donor_quiet: Duration = _key(
-        format_duration(defaults.DONOR_QUIET_S),
+        format_duration(DONOR_QUIET_S),
         description="A job that gave nodes to a profile gives none to another one for this long.",
     )
     kappa: float = _key(
-        defaults.KAPPA,
+        ProfilingSettings.kappa,
         ge=0,
         le=3,
         description="Caution: a profiled job's throughput is taken to be this many standard "
         "deviations lower than estimated.",
     )
     observe_every: Duration = _key(
-        format_duration(defaults.OBSERVE_EVERY_S),
+        format_duration(ProfilingSettings.window_s),
         gt=0,
         description="Length of the windows in which a running job's curve is updated.",
     )

@@ -2,7 +2,7 @@
 jobs, allocation, gaps, accounting and notices.
 
 Decides which keys they have, in which unit, and what a valid value is. The defaults of the decision
-core's parameters are in :mod:`malletrain.core.defaults`.
+core's parameters are in :mod:`malletrain.core.settings`.
 
 :class:`AccountingSection`: the costs of leases, charged time and energy.
 :mod:`malletrain.core.lease_planner` takes the minimum charge into account;
@@ -38,7 +38,8 @@ from malletrain.config.base import (
 from malletrain.config.base import key as _key
 from malletrain.config.units import format_duration
 from malletrain.core import defaults
-from scavenger.batch.rules import HoursError, parse_hours
+from malletrain.core.settings import ControllerSettings, PlanningSettings
+from scavenger.batch.hours import HoursError, parse_hours
 from scavenger.hostlist import HostlistError, expand
 
 _WATTS = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s*")
@@ -332,13 +333,13 @@ class JobsSection(Section):
         "each user's jobs in order of submission.",
     )
     max_tries: int = _key(
-        defaults.MAX_TRIES,
+        ControllerSettings.max_tries,
         ge=1,
         description="Number of starts that may end in a failure of the script before the job is "
         "failed.",
     )
     retry_window: Duration = _key(
-        format_duration(defaults.RETRY_WINDOW_S),
+        format_duration(ControllerSettings.retry_window_s),
         gt=0,
         description="Only failures within this time of each other count towards max_tries.",
     )
@@ -368,7 +369,7 @@ class JobsSection(Section):
         "waiting it gets its minimum of nodes, guaranteed for as long again (its turn).",
     )
     turns_apart: float = _key(
-        defaults.TURNS_APART,
+        ControllerSettings.turns_apart,
         ge=1,
         description="Multiple of starvation after which a job that had nodes before is starving "
         "again. Smaller values shorten waits and cost samples, because turns give "
@@ -430,12 +431,12 @@ class AllocationSection(Section):
         "About a typical idle gap.",
     )
     debounce: Duration = _key(
-        format_duration(defaults.DEBOUNCE_S),
+        format_duration(ControllerSettings.debounce_s),
         description="Debounce time: node events within this time are handled together, with one "
         "plan.",
     )
     min_interval: Duration = _key(
-        format_duration(defaults.MIN_INTERVAL_S),
+        format_duration(ControllerSettings.min_interval_s),
         description="Minimum time between two unforced rescales of a job (growing, moving nodes "
         "between jobs).",
     )
@@ -453,26 +454,26 @@ class AllocationSection(Section):
         "without samples.",
     )
     time_limit: Duration = _key(
-        format_duration(defaults.TIME_LIMIT_S),
+        format_duration(PlanningSettings.time_limit_s),
         gt=0,
         description="Maximum time to search for a better plan; the best one found is used.",
     )
     release_after: Duration = _key(
-        format_duration(defaults.RELEASE_AFTER_S),
+        format_duration(ControllerSettings.release_after_s),
         description="A leased node that no job uses for this long is given back.",
     )
     min_horizon: Duration = _key(
-        format_duration(defaults.MIN_HORIZON_S),
+        format_duration(ControllerSettings.min_horizon_s),
         description="Gaps expected to be shorter than this are not leased.",
     )
     reclaim_every: Duration = _key(
-        format_duration(defaults.RECLAIM_EVERY_S),
+        format_duration(ControllerSettings.reclaim_every_s),
         gt=0,
         description="Minimum time between two occasions on which nodes are reclaimed from one "
         "user's jobs for another's.",
     )
     lease_wait: Duration = _key(
-        format_duration(defaults.LEASE_WAIT_S),
+        format_duration(ControllerSettings.lease_wait_s),
         gt=0,
         description="A lease that runs and whose agent has not reported within this time is "
         "cancelled. A request for which the main scheduler shows no lease by then is "
@@ -480,7 +481,7 @@ class AllocationSection(Section):
         "scheduler.",
     )
     rejected_for: Duration = _key(
-        format_duration(defaults.REJECTED_S),
+        format_duration(ControllerSettings.rejected_s),
         gt=0,
         description="How long a node is not used on which a job's processes do not start, or "
         "from whose lease no agent reports. If a lease was refused or did not start, "
@@ -491,21 +492,21 @@ class AllocationSection(Section):
         "further one, up to this time.",
     )
     deadline_weight: float = _key(
-        defaults.DEADLINE_WEIGHT,
+        ControllerSettings.deadline_weight,
         ge=0,
         description="Maximum weight of a node that a deadline needs, as a multiple of what the "
         "node would bring to the job that gains most from it; less while there is "
         "slack. 0: deadlines are watched and change no plan.",
     )
     deadline_ahead: float = _key(
-        defaults.DEADLINE_AHEAD,
+        ControllerSettings.deadline_ahead,
         ge=0,
         le=1,
         description="Weight of samples beyond those that a deadline needs, relative to those of "
         "other jobs (0: a job with a deadline takes no more nodes than it needs).",
     )
     prior_exponent: float = _key(
-        defaults.PRIOR_EXPONENT,
+        PlanningSettings.prior_exponent,
         gt=0,
         le=1,
         description="Assumed throughput of k nodes before it was measured: that of one node "

@@ -20,7 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from malletrain.config.base import OFF, CountOrOff, Duration, Section, Words, key
 from malletrain.config.units import format_duration
-from malletrain.core import defaults
+from malletrain.core.settings import ShareSettings
 from malletrain.core.trainers import REST
 
 NAMES = ("users", "accounts", "groups")
@@ -159,12 +159,12 @@ class SharesSection(Section):
         '["physics ann bob", "chemistry cyd"]; a user is in one account.',
     )
     half_life: Duration = key(
-        format_duration(defaults.SHARES_HALF_LIFE_S),
+        format_duration(ShareSettings.half_life_s),
         gt=0,
         description="Half-life of service: service this long ago counts half.",
     )
     double_after: Duration = key(
-        format_duration(defaults.SHARES_DOUBLE_AFTER_S),
+        format_duration(ShareSettings.double_after_s),
         gt=0,
         description="The bids of a party that is behind by this much of the service due to it "
         "count double, those of one that is ahead by as much count half, and so on, "

@@ -309,7 +309,7 @@ class GoalKeeper:
         charged, budget_s = record.account.charged(now), record.goals.budget_s or 0.0
         sentence = (
             f"The budget of {budget_s / 3600:.4g} node-hours is spent; the job is suspended and "
-            f"keeps its place. To continue it: malletrain extend {name} --budget +N nh"
+            f"keeps its place. To continue it: malletrain extend {name} --budget +10nh"
         )
         data = {"charged_nh": charged / 3600, "budget_nh": budget_s / 3600}
         return [Announce(name, EventKind.BUDGET_SPENT, sentence, data)]
@@ -470,7 +470,7 @@ class GoalKeeper:
             record = self.records.get(c.job)
             if record is not None and record.goals.bind:
                 need = record.need if record.admitted else None
-                purse = self._purse(record, now)
+                purse = self._budget_terms(record, now)
                 terms[c.job] = GoalTerms(record.bid_curve, need, purse, record.before)
         s = self._settings
         weight = s.deadline_weight if deadline_weight is None else deadline_weight
@@ -501,7 +501,7 @@ class GoalKeeper:
                 remaining_nodes[own_pool] = max(0, remaining_nodes[own_pool] - record.need.nodes)
         return remaining_nodes
 
-    def _purse(self, record: GoalRecord, now: float) -> Purse | None:
+    def _budget_terms(self, record: GoalRecord, now: float) -> Purse | None:
         if record.goals.budget_s is None:
             return None
         required_yield = least_yield(record, self._charge_of(record), now)

@@ -335,7 +335,9 @@ def _requests(
         terms: dict[Pool, StartTerms] = {}
         if c.start is not None:
             terms = {
-                pool: lasting.terms(pool, current, c.start.on(pool.node_class), t_fwd_s, cost)
+                pool: lasting.start_terms(
+                    pool, current, c.start.expected_s(pool.node_class), t_fwd_s, cost
+                )
                 for pool in curves
             }
             # Nodes that are gone before its process is ready are of no use.

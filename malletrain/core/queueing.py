@@ -15,12 +15,12 @@ from itertools import groupby
 from typing import Protocol
 
 from allocator import RescaleCost
-from malletrain.core.defaults import TURNS_APART
 from malletrain.core.events import JobState
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import Pool, by_class, largest
 from malletrain.core.records import JobRecord
+from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainer, Trainers
 
@@ -72,7 +72,7 @@ class AdmissionQueue:
         starvation_s: float,
         turns: Turns | None = None,
         trainers: Trainers | None = None,
-        turns_apart: float = TURNS_APART,
+        turns_apart: float = ControllerSettings.turns_apart,
         start_pays: Callable[[RescaleCost | None], bool] = lambda cost: True,
     ) -> None:
         self._turns = turns

@@ -42,7 +42,7 @@ class StartCost:
     measured_s: Mapping[str, float] = field(default_factory=dict)
     """Node class → expected by its measurements there, seconds."""
 
-    def on(self, node_class: str) -> float:
+    def expected_s(self, node_class: str) -> float:
         """Return the expected time on a class of nodes, seconds: where it is not measured, the
         longest of other classes.
         """
@@ -102,7 +102,7 @@ class LongLivedNodes:
         self._nodes = nodes
         self._sorted: dict[Pool, list[float]] = {}
 
-    def terms(
+    def start_terms(
         self,
         pool: Pool,
         own_nodes: Sequence[str],
@@ -120,8 +120,8 @@ class LongLivedNodes:
             base: its other pauses.
         """
         horizons = self._horizons(pool)
-        lasting = horizons[bisect_right(horizons, start_s) :]
-        middle = lasting[len(lasting) // 2] if lasting else math.inf
+        outlasting = horizons[bisect_right(horizons, start_s) :]
+        middle = outlasting[len(outlasting) // 2] if outlasting else math.inf
         charged = charged_s(start_s, t_fwd_s, middle if middle < math.inf else None)
         cost = replace(base, start_s=charged, join_s=charged)
         return StartTerms(cost, self._limit(pool, own_nodes, start_s))
@@ -142,7 +142,7 @@ class LongLivedNodes:
             may_use: returns whether it may run on nodes of a pool.
         """
         return any(
-            self._limit(pool, own_nodes, start.on(pool.node_class)) >= smallest
+            self._limit(pool, own_nodes, start.expected_s(pool.node_class)) >= smallest
             for pool in {info.pool for info in self._nodes.values()}
             if may_use(pool)
         )

@@ -191,7 +191,8 @@ class MalleTrainCallback(Callback):
         if not pl_module.automatic_optimization:
             raise ValueError(
                 "MalleTrainCallback: with manual optimization the module counts its own steps, and "
-                "they cannot be kept over a change of nodes."
+                "they cannot be kept over a change of nodes. Use automatic optimization, or a loop "
+                "of your own with malletrain.Snapshot."
             )
         world = self._batches.plan.world_size
         if trainer.world_size != world:

@@ -33,11 +33,10 @@ from malletrain.launch.cores import (
     allowed_processors,
     threads_per_worker,
 )
+from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import (
     TICK_S,
     LaunchLoop,
-    LineConnection,
-    ProcessLine,
     order_from_arguments,
 )
 from malletrain.launch.task_process import TaskProcess, TaskRefused

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.launch import worker_variables
+from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import (
     TICK_S,
     Child,
     LaunchLoop,
-    LineConnection,
-    ProcessLine,
     first_words,
     last_words,
     stop_all,

@@ -44,7 +44,7 @@ class NodeSamples:
         try:
             write_members(self._path, {peer.node: peer.address for peer in message.members})
         except OSError as error:  # the node is on its own
-            log.warning("the nodes of the round cannot be written down: %s", error)
+            log.warning("the list of the nodes of the round cannot be written: %s", error)
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -61,5 +61,7 @@ def node_samples(order: LaunchOrder) -> NodeSamples | None:
     try:
         return NodeSamples(Path(folder), job_secret(), order.job, order.host)
     except (OSError, ValueError) as error:  # the job also runs without
-        print(f"malletrain launcher: no samples for other nodes: {error}", flush=True)
+        print(
+            f"malletrain launcher: this node serves no samples to other nodes: {error}", flush=True
+        )
         return None

@@ -35,6 +35,7 @@ from malletrain.protocol.job_keys import ZAP
 from malletrain.protocol.job_keys import RoundKeys as RoundKeys
 from malletrain.protocol.job_keys import job_secret as job_secret
 from malletrain.protocol.open_sockets import OpenSockets
+from malletrain.training.torch_private import torch_release
 
 _READ_BYTES = 1 << 18
 _MAX_FRAME_BYTES = 2 * _READ_BYTES
@@ -132,14 +133,23 @@ class _Relay:
         self._poller = zmq.Poller()
         self._handlers: dict[Any, Callable[[int], None]] = {}
         self._ends: set[_End] = set()
-        self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
         self._running = True
         self._paused_until: float | None = None
         """Time at which connections are accepted again; None if they are accepted."""
         self._lock = threading.Lock()
-        self.watch(self._stop, self._on_stop)
         self.watch(listener.fileno(), self._accept)
         self._thread = threading.Thread(target=self._run, name="malletrain-store", daemon=True)
+
+    def _start(self) -> None:
+        """Start the thread, at the end of the constructor: only the thread closes the pipe."""
+        self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        self.watch(self._stop, self._on_stop)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread is available
+            os.close(self._stop)
+            os.close(self._stopped)
+            raise
 
     def watch(self, source: Any, ready: Callable[[int], None], writing: bool = False) -> None:
         """Call a handler when a socket or file descriptor is ready.
@@ -268,7 +278,7 @@ class ServingRelay(_Relay):
         self.watch(self._host_listener.monitor, self._host_listener.read_monitor)
         self.watch(zap, self._answer_zap)
         self.watch(router, self._receive)
-        self._thread.start()
+        self._start()
 
     def _timeout_ms(self) -> int | None:
         paused_ms, wait_s = super()._timeout_ms(), self._host_listener.wait_s
@@ -386,7 +396,7 @@ class CallingRelay(_Relay):
             dealer.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
             self.trouble = error.strerror or str(error)
-        self._thread.start()
+        self._start()
 
     def fileno(self) -> int:
         """Return a file descriptor, readable once ``connected`` or ``over`` is true."""
@@ -458,7 +468,6 @@ class ServedStore:
         listeners = listener_pair()
         if not listeners[1].enforced:
             print(_UNPROTECTED, flush=True)
-        listen_fd = listeners[1].duplicate()
         self._relay = ServingRelay(listeners, keys, host)
         self.host = host
         self.port = self._relay.port
@@ -475,9 +484,10 @@ class ServedStore:
                 is_master=True,
                 wait_for_workers=False,
                 timeout=TIMEOUT,
-                master_listen_fd=listen_fd,
+                master_listen_fd=listeners[1].duplicate(),
+                use_libuv=torch_release() >= (2, 8),  # that of 2.7 takes no open socket
             )
-        except RuntimeError:
+        except (OSError, RuntimeError):
             self._relay.close()
             raise
 

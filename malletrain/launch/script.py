@@ -114,7 +114,10 @@ def run(argv: Sequence[str]) -> int:
                 source = file.read()
             exec(compile(source, script, "exec"), main.__dict__)
     except SystemExit as end:
-        return _exit_code(end)
+        code = _exit_code(end)
+        if code:
+            sys.last_value = end  # for exit handlers: the script has not come to its end
+        return code
     except BaseException as error:
         if isinstance(error, OSError) and error.filename == script:
             print(f"The script cannot be read: {script}: {error.strerror}.", file=sys.stderr)

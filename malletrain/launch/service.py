@@ -22,11 +22,10 @@ import sys
 import time
 from pathlib import Path
 
+from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import (
     Child,
     LaunchLoop,
-    LineConnection,
-    ProcessLine,
     last_words,
     order_from_arguments,
     stop_all,

@@ -42,7 +42,10 @@ def past(hours: float) -> str:
 def forecast(goal: GoalView, now: float) -> str:
     """Return a sentence on when the job ends, or why that is not known; may be empty."""
     if goal.standing == "infeasible" and _spent(goal):
-        return "It stands still, for its budget is spent: malletrain extend JOB --budget +N nh."
+        return (
+            "Its budget is spent, so it is suspended; malletrain extend JOB --budget +10nh "
+            "continues it."
+        )
     if goal.ends is None:
         return goal.why
     low = moment(goal.ends_low, now) if goal.ends_low is not None else "?"

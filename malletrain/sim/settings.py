@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from malletrain.core import defaults
-from malletrain.core.settings import ControllerSettings
+from malletrain.core.settings import ControllerSettings, PlanningSettings
 from malletrain.sim.foresight import Foresight
 from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.policies import POLICIES, Policy
@@ -35,7 +35,7 @@ class SimSettings:
     """Maximum simulated time, hours; None for the whole trace."""
     seed: int = 0
     """Seed of the noise in measurements."""
-    time_limit_s: float = defaults.TIME_LIMIT_S
+    time_limit_s: float = PlanningSettings.time_limit_s
     """Time limit of the solver."""
     sample_s: float | None = None
     """Interval at which the numbers of idle nodes and of nodes with a job are recorded; None for

@@ -163,11 +163,11 @@ def omissions(old: JobSpec, new: JobSpec) -> list[str]:
     sentences = []
     if old.after:
         sentences.append(
-            f"It does not wait for {', '.join(old.after)} (--after), as the old one did: submit it "
-            "anew where it must."
+            f"Unlike the old one it does not wait for {', '.join(old.after)} (--after). If it has "
+            "to, submit it with malletrain submit --after."
         )
     if old.deadline is not None and new.deadline is None:
         sentences.append("The old one's deadline is over and left out.")
     if old.work is not None and new.work is None:
-        sentences.append("The old one's --work is left out, for the arguments are others.")
+        sentences.append("The old one's --work is left out, because the arguments differ.")
     return sentences

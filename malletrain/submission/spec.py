@@ -79,7 +79,7 @@ def notification(text: str) -> Notification:
         return Notification(to, "webhook", on)
     if _MAIL.fullmatch(to):
         return Notification(to, "mail", on)
-    raise SpecError(f'--notify: "{text}" is nobody who could be told; accepted is {NOTIFY_HELP}.')
+    raise SpecError(f'--notify: "{text}" is no receiver; accepted is {NOTIFY_HELP}.')
 
 
 MAX_START_COST_S = 86400.0

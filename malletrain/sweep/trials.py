@@ -153,7 +153,7 @@ def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
     snapshots, others = (snapshot_paths(j.script, j.args, j.workdir) for j in (one, other))
     warnings = [
         f"Warning: all trials save to the snapshot {path}, and a trial refuses that of another. "
-        "Write {trial} into its path, or name none: Snapshot() finds one by itself."
+        "Put {trial} into its path, or name none: Snapshot() uses a folder of the job."
         for path in sorted(snapshots & others)
     ]
     folders, theirs = (output_folders(j.script, j.args, j.workdir) for j in (one, other))

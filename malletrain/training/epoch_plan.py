@@ -47,8 +47,8 @@ class EpochPlan:
         if self.max_world_size < self.world_size:
             raise ValueError(
                 f"ElasticSampler: max_world_size is {self.max_world_size}, but there are "
-                f"{self.world_size} ranks already; "
-                "it is the largest number of ranks the job will ever have."
+                f"{self.world_size} ranks already. "
+                "Set it to the largest number of ranks the job will ever have."
             )
         if self.num_samples < self.max_world_size:
             raise ValueError(
@@ -249,7 +249,10 @@ class StreamPosition:
         begun = {int(place): int(records) for place, records in state["begun"]}
         places = done | set(begun)
         if places and not 0 <= min(places) <= max(places) < shards:
-            raise ValueError(f"ElasticStream: a position beyond the {shards} shards there are.")
+            raise ValueError(
+                f"ElasticStream: the state names a shard beyond the {shards} of this stream. "
+                "Train with the same shards, or start anew with another snapshot path."
+            )
         return cls(shards, done, begun)
 
 

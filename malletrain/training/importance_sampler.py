@@ -393,7 +393,10 @@ class ImportanceSampler(ElasticSampler):
 
     def _indices(self, epoch: int) -> Any:
         if epoch != self.epoch:
-            raise ValueError(f"The draws of epoch {epoch} are not known in epoch {self.epoch}.")
+            raise ValueError(
+                f"ImportanceSampler: the draws of epoch {epoch} are not known in epoch "
+                f"{self.epoch}, because they depend on losses. Ask for those of the present epoch."
+            )
         return self._epoch_draws().samples
 
     def unread_batches(self, count: int) -> list[UpcomingBatch]:
@@ -516,7 +519,9 @@ def losses_of_ranks(own: Any, sizes: Sequence[int], rank: int) -> list[Any]:
         )
     import torch
 
-    device = "cuda" if "nccl" in distributed.get_backend() else "cpu"
+    # the current GPU need not be the one on which this process trains
+    backend = distributed.get_backend()
+    device = "cuda" if "nccl" in backend and "cpu:" not in backend else "cpu"
     padded = torch.zeros(max(sizes), device=device)
     padded[: len(own)] = own.to(device)
     gathered = [torch.empty_like(padded) for _ in sizes]

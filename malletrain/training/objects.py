@@ -390,7 +390,10 @@ def _load_parts(own: Any, saved: Any, source: str) -> Any:
     """
     if type(saved) is dict and saved.keys() == {_INNER_STATE}:
         if not _has_state(own):
-            raise ValueError(f"it has a part that the script's {type(own).__name__} is not")
+            raise ValueError(
+                "the saved one contains an object with a state, where the script has a "
+                f"{type(own).__name__}, which cannot load one"
+            )
         load_state(own, saved[_INNER_STATE], source)
         return own
     if type(saved) is dict:

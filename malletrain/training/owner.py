@@ -40,7 +40,7 @@ path.
 FILE = "snapshot.pt"
 SNAPSHOT_REMEDY = (
     "two jobs with one path would swap their weights. Give each job a path of its own, or none at "
-    "all: Snapshot() finds one by itself."
+    "all: Snapshot() uses a folder of the job."
 )
 CHECKPOINT_REMEDY = (
     "two jobs with one output folder would go on from each other's weights. Give each job an "
@@ -347,8 +347,8 @@ def refuse_to_overwrite(
     round_there = int(payload.get("generation", 0))
     if round_there > generation:
         raise SnapshotError(
-            f"Round {round_there} of this job has saved there, and this process belongs to round "
-            f"{generation}: it is left over and its work is not kept."
+            f"Round {round_there} of this job has saved to {path}, and this process is left over "
+            f"from round {generation}. Its snapshot is not written."
         )
 
 

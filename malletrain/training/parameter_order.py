@@ -130,8 +130,8 @@ def in_saved_order(
         differ = any(option != options[0] for option in options)
         if (compared and differ) or _moves_state(state, own, saved):
             raise ValueError(
-                "its parameter groups are in another order than the saved ones, or have other "
-                "parameters of them. Sets of names have another order in each process: build the "
+                "its parameter groups are in another order than the saved ones, or contain "
+                "other parameters. Sets of names have another order in each process: build the "
                 "groups from lists. The saved groups begin with "
                 f"{', '.join(labels[0] for labels in saved if labels)}."
             )

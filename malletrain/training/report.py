@@ -411,8 +411,8 @@ def metric(name: str, value: float, step: int | None = None) -> None:
             else f"a name of type {type(name).__name__}"
         )
         tell(
-            f"metric() takes a name, a number and a step from 0, but with {shown} it got "
-            "something else; it is ignored.",
+            "metric() takes a name, a number and a step from 0. A call with "
+            f"{shown} has something else, and is ignored.",
             once=f"metric {shown}",
         )
         return

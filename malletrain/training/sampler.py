@@ -589,7 +589,7 @@ class ElasticSampler(CountedEpochs):
         if epoch < 0 or not 0 <= position <= self.num_samples:
             raise ValueError(
                 f"ElasticSampler: there is no sample {position} of {self.num_samples} in epoch "
-                f"{epoch}."
+                f"{epoch}. Give an epoch from 0, and a position from 0 to {self.num_samples}."
             )
         self.epoch, self.position = epoch, position
         self._read_up_to = (epoch, position)

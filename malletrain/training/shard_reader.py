@@ -259,7 +259,10 @@ class RowReader(FileSystemReader):
             return
         target = planner.resolve_tensor(item).detach()
         if target.size() != item.lengths:
-            raise ValueError(f"{item.dest_index.fqn} has no room of {tuple(item.lengths)}.")
+            raise ValueError(
+                f"{item.dest_index.fqn}: the script's tensor has the shape {tuple(target.size())}, "
+                f"and the saved piece {tuple(item.lengths)}."
+            )
         row, dtype = _row_bytes(location, self._dtype(item)), self._dtype(item)
         rows_at_once = max(1, _MAX_SLICE_BYTES // row) if row else 1
         for first, count in _slices(_rows(item)[1] if length else 0, rows_at_once):

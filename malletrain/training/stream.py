@@ -479,7 +479,10 @@ class ElasticStream(CountedEpochs):
         return self.samples
 
     def _left_sentence(self) -> str:
-        return f"Epoch {self.epoch} was left after {self.samples} records."
+        return (
+            f"Epoch {self.epoch} was left after {self.samples} records (as counted by "
+            "stream.advance()). If this is not intended, call advance() once for each batch."
+        )
 
     def _begin_next_epoch(self) -> None:
         self._begin(self.epoch + 1)
@@ -516,9 +519,12 @@ class ElasticStream(CountedEpochs):
         if not self.samples:
             raise ValueError(
                 f"ElasticStream: {len(self.shards)} shards have too few records for "
-                f"{self.world_size} ranks."
+                f"{self.world_size} ranks. Submit the job with fewer nodes at most."
             )
-        tell(f"The last records of epoch {self.epoch} are left out: fewer than the ranks.")
+        tell(
+            f"The last records of epoch {self.epoch} are left out, because they are fewer than the "
+            "ranks."
+        )
         self._advances += 1
         self._begin(self.epoch + 1)
         self.between_epochs = True

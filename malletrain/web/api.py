@@ -56,7 +56,7 @@ from malletrain.web.guard import Viewer
 from malletrain.web.history import HistoryView, TimelineView
 from malletrain.web.poller import Board, BoardChange, MachineView, Poller
 from malletrain.web.schema import Done, answers
-from malletrain.web.sweeps import SweepAway, SweepView, TrialView, sweeps, trials
+from malletrain.web.sweeps import SweepUnavailableError, SweepView, TrialView, sweeps, trials
 
 MIN_COMPRESSED_BYTES = 1000
 """Minimum size of an answer that is compressed, bytes."""
@@ -440,16 +440,16 @@ class Routes:
         is_own = _viewer(request).all_of_it
         try:
             return reply(await asyncio.to_thread(sweeps, self.home) if is_own else [])
-        except SweepAway as error:
+        except SweepUnavailableError as error:
             raise WebRefusal(503, str(error)) from None
 
     async def trials(self, request: Request, sweep: Sweep) -> Response:
         """The trials of a sweep, the best first."""
         try:
             if not _viewer(request).all_of_it:
-                raise SweepAway(f"There is no sweep '{sweep}' of yours.")
+                raise SweepUnavailableError(f"There is no sweep '{sweep}' of yours.")
             return reply(await asyncio.to_thread(trials, self.home, sweep))
-        except SweepAway as error:
+        except SweepUnavailableError as error:
             raise WebRefusal(404, str(error)) from None
 
     # --- changes ---

@@ -59,12 +59,12 @@ class TrialView(msgspec.Struct, frozen=True):
     """Remark for users."""
 
 
-class SweepAway(Exception):
+class SweepUnavailableError(Exception):
     """The sweep does not exist, or the database of sweeps cannot be used; the message says so."""
 
 
 def sweeps(home: Path) -> list[SweepView]:
-    """Return all sweeps in the state directory ``home``. Raises SweepAway."""
+    """Return all sweeps in the state directory ``home``. Raises SweepUnavailableError."""
     try:
         from malletrain.sweep.ledger import summaries
         from malletrain.sweep.process import attended
@@ -80,29 +80,36 @@ def sweeps(home: Path) -> list[SweepView]:
                 _view(each, attended(home, each.name, each.engine)) for each in summaries(storage)
             ]
     except SweepError as error:
-        raise SweepAway(str(error)) from None
+        raise SweepUnavailableError(str(error)) from None
 
 
 def trials(home: Path, name: str) -> list[TrialView]:
-    """Return the trials of a sweep, the best first. Raises SweepAway."""
+    """Return the trials of a sweep, the best first. Raises SweepUnavailableError."""
     try:
         from malletrain.sweep.ledger import Ledger, results
         from malletrain.sweep.spec import SweepError
     except ImportError:
-        raise SweepAway("Sweeps need a package that is not installed: malletrain[sweep].") from None
+        raise SweepUnavailableError(
+            "Sweeps need a package that is not installed: malletrain[sweep]."
+        ) from None
     try:
         with _storage(home) as storage:
             if storage is None:
-                raise SweepAway(f"There is no sweep '{name}'.")
+                raise SweepUnavailableError(f"There is no sweep '{name}'.")
             ledger: Ledger = Ledger.open(storage, name)
             return [TrialView(**row) for row in results(ledger)]
     except SweepError as error:
-        raise SweepAway(str(error)) from None
+        raise SweepUnavailableError(str(error)) from None
 
 
-def _view(each: Summary, attended: bool) -> SweepView:
+def _view(summary: Summary, attended: bool) -> SweepView:
     return SweepView(
-        each.name, dict(each.trials), each.target_trials, each.best, attended, each.end
+        summary.name,
+        dict(summary.trials),
+        summary.target_trials,
+        summary.best,
+        attended,
+        summary.end,
     )
 
 

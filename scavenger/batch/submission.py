@@ -185,7 +185,7 @@ class Submitter:
             raise NotYetError(f"submit_rate allows {self.pace.rate:g} submissions a second")
         try:
             result = self.commands.run(
-                self._as(owner, argv), stdin=script, environment=self.environment
+                self._command_as(owner, argv), stdin=script, environment=self.environment
             )
             if result.status == 0:
                 return self.dialect.job_id(result.stdout)
@@ -208,17 +208,19 @@ class Submitter:
             jobs: the jobs to end.
             options: options of the command. With some options the jobs only receive a signal.
         """
-        return self._on([self.dialect.cancel, *options], jobs)
+        return self._run_for([self.dialect.cancel, *options], jobs)
 
     def kill(self, jobs: Sequence[OwnedJob]) -> Cancelled:
         """Kill the processes of jobs that cannot receive a signal to end."""
-        return self._on(self.dialect.kill, jobs if self.dialect.kill else ())
+        return self._run_for(self.dialect.kill, jobs if self.dialect.kill else ())
 
     def shrink(self, request: Shrink) -> CommandError | None:
         """Remove nodes from a running job. Return the error, None if there is none."""
         assert self.dialect.shrink is not None, "only for jobs of several nodes"
         try:
-            result = self.commands.run(self._as(self._owner(request), self.dialect.shrink(request)))
+            result = self.commands.run(
+                self._command_as(self._owner(request), self.dialect.shrink(request))
+            )
         except CommandError as error:
             return error
         return failure(result) if result.status != 0 else None
@@ -226,7 +228,7 @@ class Submitter:
     def _owner(self, job: OwnedJob | Shrink) -> str | None:
         return job.user if self.submit_as and job.user != self.user else None
 
-    def _on(self, command: Sequence[str], jobs: Sequence[OwnedJob]) -> Cancelled:
+    def _run_for(self, command: Sequence[str], jobs: Sequence[OwnedJob]) -> Cancelled:
         by_owner: dict[str | None, list[str]] = {}
         for job in jobs:
             ids_of_owner = by_owner.setdefault(self._owner(job), [])
@@ -239,12 +241,14 @@ class Submitter:
         ]
         accepted: set[str] = set()
         problem = None
-        for job_ids, trouble in side_by_side(lambda pack: self._one_pack(command, *pack), packs):
+        for job_ids, trouble in side_by_side(
+            lambda pack: self._run_for_pack(command, *pack), packs
+        ):
             accepted |= job_ids
             problem = trouble or problem
         return Cancelled(frozenset(accepted), problem)
 
-    def _one_pack(
+    def _run_for_pack(
         self, command: Sequence[str], owner: str | None, ids: Sequence[str]
     ) -> tuple[set[str], CommandError | None]:
         """Run one command for jobs of one owner. Return the ids of the jobs for which it was
@@ -252,7 +256,7 @@ class Submitter:
         """
         self.pace.spend(len(ids))
         try:
-            result = self.commands.run(self._as(owner, [*command, *ids]))
+            result = self.commands.run(self._command_as(owner, [*command, *ids]))
         except CommandError as error:
             return set(), error
         # One line per job: a job that has already ended does not affect the others.
@@ -265,7 +269,7 @@ class Submitter:
             return {id for id, complaints in named.items() if not complaints}, problem
         return set(), problem
 
-    def _as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
+    def _command_as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
         """Return the command to run as ``owner``, with its full path, because sudo uses its own
         PATH.
         """

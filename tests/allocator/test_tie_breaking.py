@@ -55,7 +55,7 @@ def test_a_better_bid_goes_first_wherever_it_stands() -> None:
 
 
 @pytest.mark.parametrize("offers", [[ONE] * 6, [ONE, ONE_OR_TWO] * 3])
-def test_who_runs_keeps_its_nodes_against_an_equal_that_came_before(
+def test_a_running_job_keeps_its_nodes_against_an_earlier_equal_bid(
     offers: list[dict[str, SizeValues]],
 ) -> None:
     running = bids(*offers, current={3: ("x", 1), 4: ("x", 1)})
@@ -64,25 +64,25 @@ def test_who_runs_keeps_its_nodes_against_an_equal_that_came_before(
     assert list(solve(running, {"x": 1}).sizes) in (["j3"], ["j4"])
 
 
-def test_seats_are_handed_on_from_the_last_comer() -> None:
+def test_a_place_goes_from_a_later_job_to_an_earlier_one() -> None:
     offers = bids(ONE, ONE_OR_TWO, ONE, ONE_OR_TWO)
     sizes = {"j1": ("x", 1), "j3": ("x", 1)}
     assert milp.prefer_earlier(offers, sizes) == {"j0": ("x", 1), "j1": ("x", 1)}
-    # j0 cannot use the seat of j1, and j2 comes after it.
+    # j0 cannot use the place of j1, and j2 comes after it.
     wide = bids(ONE, {"x": SizeValues([2], [5.0])}, {"x": SizeValues([2], [5.0])})
     assert milp.prefer_earlier(wide, {"j1": ("x", 2)}) == {"j1": ("x", 2)}
     assert milp.prefer_earlier(wide, {"j2": ("x", 2)}) == {"j1": ("x", 2)}
 
 
-def test_a_seat_that_went_back_to_who_runs_is_handed_on_no_further() -> None:
-    """Found in the week of Summit's trace: two jobs that had to stop asked for one seat."""
+def test_a_place_that_a_running_job_keeps_goes_to_no_other() -> None:
+    """Found in the week of Summit's trace: two jobs that had to stop requested one place."""
     offers = bids(ONE, ONE, ONE_OR_TWO, ONE, current={0: ("x", 1), 1: ("x", 1)})
     assert milp.prefer_earlier(offers, {"j2": ("x", 1)}) == {"j0": ("x", 1)}
 
 
 @given(bid_lists(classes=("x", "y")))
 @settings(max_examples=cases(300), deadline=None)
-def test_order_costs_nothing_and_nobody_could_have_been_served_before(
+def test_the_order_costs_no_value_and_no_earlier_job_could_have_had_a_place(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:
     offers, capacity = problem

@@ -17,6 +17,7 @@ from benchmarks.chaos_network import Way
 from malletrain import ElasticSampler
 from tests.hosts.exact import BATCH, SEED
 from tests.ports import free_ports
+from tests.torch_versions import trains_shards
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -125,6 +126,7 @@ def test_random_faults_in_haste_break_no_promise(tmp_path, any_seed, seed, fault
     run(tmp_path, campaign)
 
 
+@trains_shards
 @pytest.mark.thorough
 def test_random_faults_over_jobs_of_all_kinds_break_no_promise(tmp_path, any_seed):
     run(tmp_path, chaos.Campaign(faults=20, jobs=8, seed=any_seed(4), nodes=3, running=2))

@@ -118,7 +118,7 @@ def test_the_replay_reads_the_files_that_are_named(clone, tmp_path):
     idle = tmp_path / "idle.csv"
     rows = [f"{10 * k},n{k},idle" for k in range(12)] + ["600,n1,busy", "700,n2,busy"]
     idle.write_text("time_s,node,event\n" + "\n".join(rows) + "\n")
-    arguments = ["--idle", idle, "--days", "0", "--hours", "0.2", "--ways", "as it was", "--json"]
+    arguments = ["--idle", idle, "--days", "0", "--hours", "0.2", "--ways", "at random", "--json"]
     ended = started(clone, "infinicache_replay", *map(str, arguments), without_extras=False)
     assert ended.returncode == 0, ended.stderr
     assert f'"idle": "{idle}"' in ended.stdout

@@ -50,7 +50,7 @@ def test_every_sample_once_over_changes_of_the_group():
     assert count(script.lines()) == Samples(distinct=20, repeated=0, lost=0)
 
 
-def test_what_a_step_takes_is_told_by_the_number_of_ranks_and_without_changes():
+def test_usual_step_times_by_number_of_ranks_leave_out_changes():
     script = Script()
     for number, names in enumerate(["ab", "ab", "ab", "c", "c", "c"], 1):
         script.step(number, names)
@@ -72,7 +72,7 @@ def test_a_sample_that_nobody_took_is_lost():
     assert count(script.lines()) == Samples(distinct=11, repeated=0, lost=1)
 
 
-def test_a_rank_killed_before_its_line_took_part_if_its_group_finished_the_step():
+def test_a_rank_killed_before_its_line_counts_if_the_group_finished_the_step():
     script = Script()
     script.step(1, "ab")
     script.step(2, "ab", but="b")
@@ -91,7 +91,7 @@ def test_a_step_given_up_counts_when_it_was_repeated():
     assert count(script.lines()) == Samples(distinct=8, repeated=0, lost=0)
 
 
-def test_a_killed_rank_that_another_took_the_place_of_is_not_counted_twice():
+def test_a_killed_rank_and_its_successor_count_once():
     script = Script()
     script.step(1, "ab")
     script.step(2, "ab", but="ab")
@@ -118,5 +118,5 @@ def test_the_pause_is_the_longest_time_without_a_step():
     assert pause(done, begin=12.0, end=15.0) == pytest.approx(3.5)  # no step ever came
 
 
-def test_goodput_is_what_was_kept_beside_an_undisturbed_training():
+def test_goodput_is_throughput_relative_to_an_undisturbed_training():
     assert goodput(samples=600, seconds=60.0, undisturbed=20.0) == pytest.approx(0.5)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from scavenger.batch.scavenger import BatchScavenger
 from tests.bare import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("jobscripts/*/*.md")])
@@ -28,3 +29,13 @@ def test_the_places_that_a_newcomer_looks_for_are_named():
     for topic in ("preemption notice", "lease is chosen", "bid is made", "worker is stopped"):
         (line,) = [line for line in page.splitlines() if line.startswith("| ") and topic in line]
         assert PLACE.search(line)
+
+
+def test_the_methods_that_a_new_scheduler_defines_exist():
+    """All abstract ones are named, and no other than those of the class."""
+    page = (ROOT / "docs" / "new-scheduler.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    named = set(re.findall(r"`(_\w+)`", "\n".join(rows)))
+    assert named <= set(dir(BatchScavenger))
+    abstract = {name for name in BatchScavenger.__abstractmethods__ if name.startswith("_")}
+    assert abstract <= named

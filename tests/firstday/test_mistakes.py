@@ -160,5 +160,5 @@ def test_no_snapshot(student):
 def test_options_after_the_script(student):
     output = student.types("malletrain submit --name late unsaved.py --nodes 1:2")
     assert output.status == 0
-    assert "went to the script, because they stand after it: --nodes" in output.text
-    assert "Options of MalleTrain stand before unsaved.py" in output.text
+    assert "are passed to the script, because they stand after it: --nodes" in output.text
+    assert "Put options of MalleTrain before unsaved.py" in output.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from typing import Any
 from tests.forked import CONTEXT, work
 from tests.last_words import tail
 from tests.waiting import PATIENCE_S
+
+FIRST_GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+"""The first GPU that these tests may use, as ``nvidia-smi -i`` and CUDA name it."""
 
 
 @contextlib.contextmanager
@@ -50,7 +54,8 @@ def memory_by_pid() -> dict[int, int]:
 
 def memory_used() -> int:
     """MiB of the first GPU in use."""
-    query = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "-i", FIRST_GPU, "--query-gpu=memory.used"]
+    query += ["--format=csv,noheader,nounits"]
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
 
 

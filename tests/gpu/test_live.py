@@ -94,7 +94,7 @@ def test_a_compiled_model(tmp_path):
 @pytest.mark.gpus(2)
 def test_over_nccl_growing_and_shrinking_equals_an_undisturbed_run(tmp_path):
     """Two ranks need two GPUs: NCCL refuses two on one."""
-    options = {"samples": 1600}
+    options = {"samples": 1600, "own_gpu": True}
     run_through(tmp_path / "one", options, [(0, 1)], training.live)
     run_through(tmp_path / "two", options, [(0, 1), (20, 2), (60, 1)], training.live)
     alone, changing = losses(tmp_path / "one"), losses(tmp_path / "two")
@@ -105,7 +105,8 @@ def test_over_nccl_growing_and_shrinking_equals_an_undisturbed_run(tmp_path):
 @pytest.mark.gpus(2)
 def test_over_nccl_a_peer_that_is_killed_costs_at_most_one_step(tmp_path):
     """The communicator is aborted, and the survivor goes on in the same process."""
-    with conducted(tmp_path, training.live, str(tmp_path), {"samples": 200000}) as c:
+    options = {"samples": 200000, "own_gpu": True}
+    with conducted(tmp_path, training.live, str(tmp_path), options) as c:
         members = c.start(2)
         c.round(members)
         change_at(c, tmp_path, 20)

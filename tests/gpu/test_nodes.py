@@ -12,7 +12,7 @@ from malletrain.agent import health
 from malletrain.agent.health import checks_of
 from malletrain.protocol.gpus import count_gpus
 from malletrain.protocol.site_rules import HealthPlan
-from tests.gpu.processes import device_files, memory_by_pid, memory_used
+from tests.gpu.processes import FIRST_GPU, device_files, memory_by_pid, memory_used
 from tests.malletrain.agent.node_side import processes_with
 from tests.malletrain.launch.test_restart import Cluster
 
@@ -69,7 +69,7 @@ def test_a_healthy_gpu_is_fit_by_what_nvidia_smi_says(figure):
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", FIRST_GPU)
     made = Cluster(tmp_path, ("n0",), script=WORKER)
     made.wait_ready()
     yield made
@@ -87,7 +87,7 @@ def test_a_fork_server_has_no_context_and_its_workers_have(cluster, figure):
         generation = cluster.form("n0")
         notes.append(cluster.workers(generation, 1)[0])
     worker = notes[-1]
-    assert worker["visible"] == "0"
+    assert worker["visible"] == FIRST_GPU
     assert worker["sum"] == float(64 << 20)
     assert device_files(worker["pid"])
     of_the_lease = set(processes_with(cluster.agents["n0"].mark))

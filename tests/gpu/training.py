@@ -74,12 +74,16 @@ def snapshots(folder: str, precision: str, first: int, last: int, result: str) -
 
 
 def live(folder: str, options: dict[str, Any]) -> None:
-    """Epochs over numbered samples with the model on the GPU; every step that counts is a line."""
+    """Epochs over numbered samples with the model on a GPU; every step that counts is a line.
+    ``own_gpu``: each process has a GPU of its own.
+    """
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if options.get("own_gpu") else GPU
+    torch.cuda.set_device(device)
     set_ = data(options["samples"])
-    model = model_of(options.get("kind", "tanh")).to(GPU)
+    model = model_of(options.get("kind", "tanh")).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     sampler = ElasticSampler(len(set_), global_batch_size=16, seed=5)
-    run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler, device=GPU)
+    run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler, device=device)
     used = torch.compile(model) if options.get("compile") else model
     net = run.ddp(used)
     loader = DataLoader(set_, batch_sampler=sampler)
@@ -91,7 +95,7 @@ def live(folder: str, options: dict[str, Any]) -> None:
             with run.step() as step:
                 optimizer.zero_grad()
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                    net(x.to(GPU)), y.to(GPU)
+                    net(x.to(device)), y.to(device)
                 )
                 loss = loss * run.loss_weight
                 loss.backward()
@@ -269,6 +273,7 @@ def sharded_pair(folder: str, rank: int, port: int) -> None:
         rank=rank,
         world_size=2,
     )
+    torch.cuda.set_device(GPU)  # else the mesh chooses one by rank
     mesh = init_device_mesh("cuda", (2,))
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import psutil
 
+from tests.forks import Forked
 from tests.integration.embedded import LIMITS, Site
 
 CONFIG = """
@@ -79,7 +80,8 @@ class BatchSite(Site):
             daemon=daemon,
         )
         self.config.write_text(text)
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.forks_daemon = True
+        self.daemon: Forked | subprocess.Popen[bytes] | None = None
 
     def leases(self) -> Collection[str]:
         """The jobs that the scheduler has of the leases, until they have ended."""

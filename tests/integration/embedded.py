@@ -25,6 +25,8 @@ from malletrain.protocol.job_files import STACKS_SIGNAL
 from malletrain.protocol.views import JobDetail, JobView
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from tests import waiting
+from tests.forked_daemon import start_daemon
+from tests.forks import Forked
 from tests.last_words import tail
 from tests.light_python import light_python
 from tests.waiting import PATIENCE_S
@@ -47,17 +49,23 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
+def _under_pytest() -> bool:
+    """Whether this is a test and not a benchmark, whose figures are those of new interpreters."""
+    return "PYTEST_CURRENT_TEST" in os.environ
+
+
 class Site:
     """One embedded cluster and one daemon below ``root``. ``environment``: the daemon's, None: this
     process's. ``cluster``: more options of its main scheduler, such as a trace. ``light``: whether
-    jobs have the Python of tests.light_python; it is for scripts that make no optimizer.
+    all jobs have the Python of tests.light_python, which is for scripts that make no optimizer. In
+    other sites only those have it whose script names torch and no optimizer.
     """
 
     environment: Mapping[str, str] | None = None
     python = sys.executable
     """The Python of the daemon and of jobs."""
     _light_python = ""
-    """The Python of jobs that make no optimizer; empty: they have the other one."""
+    """The Python of all jobs, in a site whose scripts make no optimizer; else empty."""
     limits = LIMITS
     """Lines of [jobs]."""
     _since = 0
@@ -114,7 +122,8 @@ class Site:
             + config
             + f"\n[profiling]\n{profiling}\n"
         )
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.forks_daemon = _under_pytest()
+        self.daemon: Forked | subprocess.Popen[bytes] | None = None
 
     def begin(self, name: str) -> None:
         """Prepare the site for another test: with a new folder, and without traces of earlier
@@ -149,8 +158,12 @@ class Site:
     def launch_daemon(self) -> None:
         """Start the daemon."""
         log = (self.root / "daemon.log").open("ab")
-        argv = [self.python, "-m", "malletrain", "daemon", "--config", str(self.config)]
-        self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
+        arguments = ["daemon", "--config", str(self.config)]
+        if self.forks_daemon and self.python == sys.executable:
+            self.daemon = start_daemon(arguments, log.fileno(), self.environment)
+        else:
+            argv = [self.python, "-m", "malletrain", *arguments]
+            self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
         log.close()
 
     def answers(self) -> bool:
@@ -203,15 +216,19 @@ class Site:
         """Submit as ``malletrain submit`` does; return the job's id. A script without torch needs
         no warm interpreter, except where many jobs come to the same nodes.
         """
+        text = script.read_text() if script.is_file() else ""
         many_jobs = self._standing or self._light_python
-        if not many_jobs and "torch" not in script.read_text():
+        if not many_jobs and "torch" not in text:
             spec["env"] = {"MALLETRAIN_PRELOAD": "0", **spec.get("env", {})}  # type: ignore[dict-item]
+        python = self._light_python or self.python
+        if _under_pytest() and python == sys.executable and "torch" in text and "optim" not in text:
+            python = light_python(self.root)
         job = messages.JobSpec(
             name,
             "",
             str(script),
             str(self.work),
-            self._light_python or self.python,
+            python,
             tuple(args),
             min_nodes=nodes[0],
             max_nodes=nodes[1],

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.chaos_jobs import ChaosJob, script
 from tests.integration.embedded import Site
+from tests.torch_versions import trains_shards
 
 HANGS = """
 import os, time
@@ -70,7 +71,7 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["live", "sharded"])
+@pytest.mark.parametrize("kind", ["live", pytest.param("sharded", marks=trains_shards)])
 def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind):
     """One of two ranks waits for ever and the other for it: both are told to give the step up. The
     one that cannot is started again and gets the state from the other.

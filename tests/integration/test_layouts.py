@@ -18,6 +18,9 @@ from malletrain.launch.cores import allowed_cores
 from tests.integration.embedded import site
 
 pytest.importorskip("torch")
+
+from tests.torch_versions import trains_shards
+
 pytestmark = pytest.mark.slow
 
 BATCH = 8
@@ -240,6 +243,7 @@ def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
         ended(embedded, job, unsaved_steps=len(embedded.events("drain-without-snapshot", job)))
 
 
+@trains_shards
 @pytest.mark.thorough
 @needs_two_cores
 def test_a_sharded_model_is_sharded_anew_for_each_layout(tmp_path):

@@ -19,7 +19,7 @@ from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
 from tests.integration.embedded import Site, site
 
 LINES = 150
-ENGINE = (*PROFILES["simulated"], "--step-s", "0.02")
+ENGINE = Path(__file__).parents[1] / "jobscripts" / "llm" / "engine_with_gate.py"
 
 
 def tokens(number: int) -> int:
@@ -72,12 +72,13 @@ def test_a_batch_outlives_a_node_the_daemon_and_its_dispatcher(tmp_path, monkeyp
             body = {"model": "sim", "prompt": f"Prompt {number}", "max_tokens": tokens(number)}
             line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions"}
             file.write(json.dumps({**line, "body": body}) + "\n")
-    folder = BatchFolder(output)
+    folder, gate = BatchFolder(output), tmp_path / "gate"
     with site(tmp_path / "site", nodes=3) as s:
         monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(s.state))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         words = ["batch", "--model", "sim", "--tokenizer", "simulated", "--nodes", "1:3"]
-        command = [*words, "--slots", "16", str(requests), str(output), "--", *ENGINE]
+        engine = ["{python}", str(ENGINE), str(gate), *PROFILES["simulated"][3:]]
+        command = [*words, "--slots", "16", str(requests), str(output), "--", *engine]
         assert main(command) == 0
         job = folder.manifest().job
         assert main(command) == 1
@@ -98,6 +99,7 @@ def test_a_batch_outlives_a_node_the_daemon_and_its_dispatcher(tmp_path, monkeyp
         process.kill()
         s.start_daemon()
         s.until(lambda: folder.newest_epoch().number >= 2, "another process dispatches")
+        gate.touch()
         s.until_state(job, "completed")
         assert main(["status", str(output)]) == 0
         assert f"{LINES} of {LINES} answered, complete" in capsys.readouterr().out

@@ -240,7 +240,10 @@ def test_two_jobs_share_the_machine_and_a_node_belongs_to_one(shared):
     shared.until(lambda: not shared.workers(script), "their workers are gone")
 
 
-def test_the_daemon_and_its_agents_stay_small(shared):
+def test_the_daemon_and_its_agents_stay_small(shared, monkeypatch):
+    monkeypatch.setattr(shared, "forks_daemon", False)
+    shared.kill_daemon(signal.SIGTERM)
+    shared.start_daemon()
     script = shared.script("steady.py", STEADY)
     job = shared.submit(script, nodes=(1, 2))
     shared.until_samples(job, 200)

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.embedded import gone
 from tests.malletrain.elastic.sharded.test_live import counts_as_if_undisturbed
 from tests.malletrain.elastic.test_run import records
+from tests.torch_versions import trains_shards
 
 OPTIONS = {"samples": 1200, "crawl": 200, "snapshot": True, "run": {"replicate_every": 2}}
 
@@ -23,6 +24,7 @@ scripts.train(".", {options!r})
 """
 
 
+@trains_shards
 @pytest.mark.thorough
 def test_sharded_training_over_all_changes_equals_an_undisturbed_run(embedded):
     """FSDP2 over all ranks: a node joins, one leaves with notice, one is lost without."""

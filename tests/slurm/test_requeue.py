@@ -21,10 +21,14 @@ ENOUGH = 5
 @pytest.mark.parametrize(
     ("contender", "processes", "repeats", "grace"),
     [
-        pytest.param(partial(rigid, nodes=2), 2, False, 3600, id="rigid"),
+        pytest.param(
+            partial(rigid, nodes=2), 2, False, 3600, id="rigid", marks=pytest.mark.thorough
+        ),
         # Its processes may have the signal in different steps, and then each waits for the other
         # in another collective until Slurm kills them.
-        pytest.param(CONTENDERS["lightning"], 2, True, 20, id="lightning"),
+        pytest.param(
+            CONTENDERS["lightning"], 2, True, 20, id="lightning", marks=pytest.mark.thorough
+        ),
         pytest.param(CONTENDERS["array"], 1, False, 3600, id="array"),
         pytest.param(CONTENDERS["submitit"], 2, True, 3600, id="submitit"),
     ],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.zoo import live, restart
-from tests.zoo.compare import Run, differences, in_the_hands_of
+from tests.zoo.compare import Run, differences, in_the_hands_of, samples_of_step_at
 from tests.zoo.quiet import groups
 from tests.zoo.rounds import Change, RunFailed
 
@@ -207,6 +207,9 @@ class Zoo:
             others = {(r.kind, r.key) for r in runs[2].trace if r.rank > 0}
             leader = [r for r in runs[2].trace if r.rank == 0]
             lost = [r for r in in_the_hands_of(leader, point) if (r.kind, r.key) not in others]
+        if script.mode == "restart" and change.is_loss and change.actor:
+            own = [r for r in runs[change.before].trace if r.rank == change.actor]
+            lost = samples_of_step_at(own, point)
         try:
             run = driver.disturbed(script.target, change, point)
         except RunFailed as error:

@@ -224,3 +224,21 @@ def in_the_hands_of(leader: Sequence[Record], point: int) -> list[Record]:
         for record in leader
         if begin < record.number < end and record.kind not in (STEP, POINT, SAMPLE, WEIGHTS)
     ]
+
+
+def samples_of_step_at(own: Sequence[Record], point: int) -> list[Record]:
+    """The samples of the step that a rank is lost in, if its gradients were averaged before: the
+    others finish that step, and rank 0 may save it.
+
+    Args:
+        own: the undisturbed records of the rank, with those of samples.
+        point: number at which it is lost.
+    """
+    samples: list[Record] = []
+    begin = next(index for index, record in enumerate(own) if record.number == point)
+    for record in own[begin + 1 :]:
+        if record.names_step or record.key.startswith("before an update"):
+            break
+        if record.kind == SAMPLE:
+            samples.append(record)
+    return samples

@@ -60,6 +60,7 @@ class _Round:
         gate: tuple[int, int],
         save_every_s: float,
     ) -> None:
+        self._number = number
         # pytest's tmp_path may be too long for a socket
         self._own = Path(tempfile.mkdtemp(prefix="zoo"))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -109,6 +110,28 @@ class _Round:
                 message = decode_datagram(self._socket.recv(65536))
                 answered |= isinstance(message, DrainDone) and message.saved
         return answered
+
+    def wait_for_step(self, trace: Path) -> None:
+        """Wait until every rank has recorded the step that rank 0 saved after. Rank 0 saves as soon
+        as the gradients are averaged; another rank may be behind the averaging.
+        """
+
+        def behind() -> bool:
+            steps = [0] * len(self.processes)
+            for record in read(trace):
+                if record.round == self._number and record.names_step:
+                    steps[record.rank] += 1
+            return any(
+                own < steps[0] and process.is_alive()
+                for own, process in zip(steps, self.processes, strict=True)
+            )
+
+        deadline = time.monotonic() + HANG_S
+        while behind():
+            if time.monotonic() > deadline:
+                self.show_stacks()
+                raise RunFailed(f"a rank stays behind rank 0\n{log_ends(trace.parent)}", True)
+            time.sleep(_LOOK_S)
 
     def ended(self) -> bool:
         """Whether all processes have ended, or one with an error."""
@@ -248,6 +271,7 @@ class RestartDriver:
                     round_.flags.request_drain(7)
                     (folder / GO).touch()
                 if round_.drained():
+                    round_.wait_for_step(folder / TRACE)
                     return False
                 time.sleep(_LOOK_S)
             codes = round_.exit_codes()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.zoo.compare import Run, differences, in_the_hands_of
+from tests.zoo.compare import Run, differences, in_the_hands_of, samples_of_step_at
 from tests.zoo.trace import POINT, SAMPLE, STEP, WEIGHTS, Record
 
 
@@ -150,6 +150,19 @@ def test_nothing_that_follows_the_last_step_is_in_the_hands_of_a_lost_rank():
     last = max(r.number for r in leader if r.kind == STEP)
     assert leader[-1].number > last
     assert all(not in_the_hands_of(leader, r.number) for r in leader if r.number >= last)
+
+
+def test_samples_of_a_lost_rank_may_be_missing_once_its_gradients_are_averaged():
+    names = ("before an update", "after an update", STEP)
+    own = []
+    for step in range(2):
+        for name in names[:2]:
+            own.append(Record(len(own), POINT, name, {}, 1, 2, 1, 1))
+        own.append(Record(-1, SAMPLE, f"0 {step}", {}, 1, 2, 1, 1))
+        own.append(Record(len(own), POINT, STEP, {}, 1, 2, 1, 1))
+    lost = {r.number: [s.key for s in samples_of_step_at(own, r.number)] for r in own[::-1]}
+    del lost[-1]
+    assert list(lost.values())[::-1] == [["0 0"], ["0 0"], [], ["0 1"], ["0 1"], []]
 
 
 def test_lines_may_be_missing_with_the_records_that_rank_0_alone_writes():

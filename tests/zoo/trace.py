@@ -43,6 +43,11 @@ class Record:
         """Return the name of the boundary in tables."""
         return f"{self.kind} {self.key}" if self.kind != POINT else self.key
 
+    @property
+    def names_step(self) -> bool:
+        """Whether the line stands for a step that its rank has done."""
+        return self.kind == STEP or (self.kind == POINT and self.key == STEP)
+
 
 class Trace:
     """The recorder that a driver hands to a script.
@@ -84,7 +89,7 @@ class Trace:
         """
         for number in map(int, numbers):
             self._line(-1, SAMPLE, (epoch, number), {})
-        self.point("step")
+        self.point(STEP)
 
     def note(self, kind: str, key: object, **values: Any) -> None:
         """Something was done that is done once for each ``key``, by every rank or by rank 0."""

@@ -196,4 +196,4 @@ def plan_pauses(state: SiteState, job_id: str) -> RescaleCost | None:
         return job.cost
     nodes = state.controller.nodes
     node_class = next((nodes[n].pool.node_class for n in job.nodes if n in nodes), "default")
-    return replace(job.cost, start_s=job.start.on(node_class))
+    return replace(job.cost, start_s=job.start.expected_s(node_class))

@@ -10,7 +10,6 @@ from functools import partial
 from allocator import Goal, MonotonicClock, RescaleCost
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
-from malletrain.core.defaults import RECLAIM_WAY_S
 from malletrain.core.planning import Planner, exact, freetrain_plan, freetrain_settings, make_plan
 from malletrain.core.settings import (
     ControllerSettings,
@@ -99,7 +98,7 @@ def _settings(config: Config) -> ControllerSettings:
         rejected_s=a.rejected_for,
         reclaim_s=j.drain_timeout + j.stop_grace + MOVING_S,
         reclaim_every_s=a.reclaim_every,
-        reclaim_way_s=RECLAIM_WAY_S + _main_scheduler_time_s(config),
+        reclaim_way_s=ControllerSettings.reclaim_way_s + _main_scheduler_time_s(config),
         min_charge_s=config.accounting.min_charge,
         charge_factor=config.accounting.charge_factor,
         deadline_weight=a.deadline_weight,

@@ -15,7 +15,7 @@ const pairs = (values) => Object.entries(values).map(([name, value]) =>
 
 function stands(sweep) {
   if (sweep.sentence) return sweep.sentence;
-  return sweep.attended ? "It is being run." : `Nobody attends to it: malletrain sweep resume ${sweep.name}`;
+  return sweep.attended ? "A process runs it." : `No process runs it. Resume it: malletrain sweep resume ${sweep.name}`;
 }
 
 const sweepRow = (sweep) => [link(`sweeps/${encodeURIComponent(sweep.name)}`, sweep.name),

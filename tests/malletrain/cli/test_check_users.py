@@ -156,7 +156,7 @@ def test_a_named_user_is_tried_where_none_is_listed(tmp_path, monkeypatch):
     unknown = findings(by_munge, tmp_path, name="no-such-user")
     assert (
         False,
-        "no-such-user, as whom submissions were to be tried, is no user of this host.",
+        "Submissions cannot be tried as no-such-user (--user), who is no user of this host.",
     ) in unknown
     assert (bin_dir / "sbatch.asked").read_text() == "nobody\n"
 
@@ -242,7 +242,7 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     (tmp_path / "users").write_text("")
     [_, (works, untried)] = gate_findings(str(program))
     assert works is None
-    assert "not tried, as no user is listed" in untried
+    assert "not tried, because no user is listed" in untried
     assert gate_findings(str(program), name="nobody") == [(True, only)]
     assert not [call for call in world.tools.calls() if "--parsable" in call]
 

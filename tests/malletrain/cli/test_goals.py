@@ -138,7 +138,7 @@ def test_the_sentence_at_submission():
 def test_a_job_whose_budget_is_spent_is_not_said_to_end():
     spent = msgspec.structs.replace(GOAL, budget_nh=0.02, charged_nh=0.0202, standing="infeasible")
     assert "this ends" not in sentence(spent, NOW)
-    assert "its budget is spent: malletrain extend" in sentence(spent, NOW)
+    assert "extend JOB --budget +10nh continues it." in sentence(spent, NOW)
     late = msgspec.structs.replace(GOAL, standing="infeasible")
     assert "this ends" in sentence(late, NOW), "it goes on, and ends too late"
 

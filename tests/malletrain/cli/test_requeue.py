@@ -74,7 +74,7 @@ def test_words_after_two_dashes_are_the_scripts(run, ended):
 
 def test_what_the_old_job_waited_for_is_told_to_be_left_out(run, ended):
     done = run("requeue", "j3", "--", "--epochs", "120")
-    assert "It does not wait for j3 (--after), as the old one did" in done.stderr
+    assert "Unlike the old one it does not wait for j3 (--after)." in done.stderr
     assert "The old one's deadline is over and left out." in done.stderr
     assert "The old one's --work is left out" in done.stderr
     assert run("requeue", "j3", "--json").stderr == ""

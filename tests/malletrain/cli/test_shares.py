@@ -40,7 +40,7 @@ def test_nothing_is_said_where_nobody_counts(run, daemon):
         ("", [(True, "Nobody's share is counted")]),
         (
             '[shares]\nby = "user"\nweights = ["ann 3"]\nothers = 0.5',
-            [(True, "Shares are counted by user; they weigh ann 3, others 0.5.")],
+            [(True, "Shares are counted by user, with these weights: ann 3, others 0.5.")],
         ),
         (
             "[quotas]\naccount_nodes = 4",

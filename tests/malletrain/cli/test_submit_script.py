@@ -72,7 +72,7 @@ def test_a_script_whose_name_looks_like_an_id(run, daemon, tmp_path):
 def test_options_after_the_script_are_told(run, daemon, script):
     result = run("submit", script, "--nodes", "1:4", "--lr", "0.1", "--name=x")
     assert result.exit_code == 0
-    assert "these went to the script, because they stand after it: --nodes --name=x" in (
+    assert "these are passed to the script, because they stand after it: --nodes --name=x" in (
         result.stderr
     )
     assert len(result.stderr.splitlines()) == 1

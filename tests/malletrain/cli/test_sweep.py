@@ -179,7 +179,7 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     assert "It left no snapshot." in run("sweep", "best", "lr").stdout
 
     assert run("sweep", "add-trials", "lr", "2").stdout == "Sweep lr is to have 8 trials.\n"
-    assert "Nobody attends to it" in run("sweep", "status", "lr").stdout
+    assert "No process runs it" in run("sweep", "status", "lr").stdout
     assert run("sweep", "resume", "lr").exit_code == 0
     assert len(book().trials()) == 8
     assert len(jobs.jobs) == 8
@@ -198,10 +198,10 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("add-trials", "lr", "x"), "'x' is no number of trials. Say how many there are to be"),
-        (("add-trials", "lr", "0"), "'0' is no number of trials. Say how many there are to be"),
-        (("weigh", "lr", "heavy"), "'heavy' is no weight. Give a number from 0.0001 to 1,000,000;"),
-        (("weigh", "lr", "0"), "'0' is no weight. Give a number from 0.0001 to 1,000,000;"),
+        (("add-trials", "lr", "x"), "'x' is no number of trials. Give the number of trials to add"),
+        (("add-trials", "lr", "0"), "'0' is no number of trials. Give the number of trials to add"),
+        (("weigh", "lr", "heavy"), "'heavy' is no weight. Give a number from 0.0001 to 1,000,000."),
+        (("weigh", "lr", "0"), "'0' is no weight. Give a number from 0.0001 to 1,000,000."),
     ],
 )
 def test_what_is_no_number_is_told_what_to_give(run, words, sentence):
@@ -247,15 +247,15 @@ def test_cancel_without_anybody_who_attends(run, jobs, file, book, monkeypatch):
         patch.setattr("malletrain.sweep.process.time.sleep", interrupted)
         stopped = run("sweep", "run", file)
     assert stopped.exit_code == 130
-    assert "Go on with: malletrain sweep resume lr" in stopped.stderr
+    assert "Resume the sweep: malletrain sweep resume lr" in stopped.stderr
     assert len(book().running()) == 3
     result = run("sweep", "weigh", "lr", "3")
     assert result.stdout == "The most promising trial of lr counts 3.\n"
-    assert "when somebody attends to it: malletrain sweep resume lr" in result.stderr
+    assert "until you resume it: malletrain sweep resume lr" in result.stderr
     assert book().highest == 3.0
     assert run("sweep", "weigh", "lr", "0").exit_code == 2
     (line,) = [s for s in run("sweep", "status").stdout.splitlines() if s.startswith("lr")]
-    assert line.endswith("Nobody attends to it: malletrain sweep resume lr")
+    assert line.endswith("No process runs it. Resume it: malletrain sweep resume lr")
     assert run("sweep", "cancel", "lr").exit_code == 0
     assert {job.state for job in jobs.jobs.values()} == {"cancelled"}
     assert not book().running()
@@ -267,7 +267,7 @@ def test_detached_a_process_of_its_own_attends_to_it(run, jobs, file, book, tmp_
     first, second = done.stdout.splitlines()
     assert first == f"Sweep lr: 6 trials of {tmp_path}/train.py."
     log = tmp_path / "state" / "sweeps" / "lr.log"
-    assert second.endswith(f"attends to it; what it says is in {log}")
+    assert second.endswith(f"runs it; its output is in {log}")
     engine = psutil.Process(int(second.split()[1]))
     assert engine.parent().pid == os.getpid()
     assert os.getsid(engine.pid) == engine.pid, "it outlives this terminal"
@@ -289,8 +289,8 @@ def test_one_engine_at_a_time(run, jobs, file, tmp_path):
         assert "no sweep" in run("sweep", "status", "lr").stderr, "nothing is stored of it"
         with open_storage(f"sqlite:///{tmp_path}/state/sweeps.db") as storage:
             Ledger.create(storage, load_sweep(file, None))
-        assert "It is being run." in run("sweep", "status", "lr").stdout
-        assert "the process that attends to it" in run("sweep", "cancel", "lr").stdout
+        assert "A process runs it." in run("sweep", "status", "lr").stdout
+        assert "the process that runs it" in run("sweep", "cancel", "lr").stdout
 
 
 def test_an_engine_with_another_state_directory_is_told(run, jobs, file, tmp_path):
@@ -302,27 +302,27 @@ def test_an_engine_with_another_state_directory_is_told(run, jobs, file, tmp_pat
 
     url = f"sqlite:///{tmp_path}/state/sweeps.db"
     (tmp_path / "state").mkdir(exist_ok=True)
-    nobody = "Nobody attends to it: malletrain sweep resume lr"
+    nobody = "No process runs it. Resume it: malletrain sweep resume lr"
     here = {"host": os.uname().nodename, "namespace": pid_namespace(), "id": "x", "count": 1}
     with open_storage(url) as storage:
         ledger = Ledger.create(storage, load_sweep(file, None))
         assert status() == (False, nobody)
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         ledger.note_engine({**here, "pid": child.pid})
-        assert status() == (True, "It is being run.")
+        assert status() == (True, "A process runs it.")
         assert run("sweep", "weigh", "lr", "2").stderr == ""
         child.communicate()
         assert status() == (False, nobody)
         ledger.note_engine({**here, "pid": child.pid, "host": "login2"})
-        last = f"Process {child.pid} on login2 ran it last. If it does not any more: "
-        assert status() == (False, last + "malletrain sweep resume lr")
+        last = f"Process {child.pid} on login2 ran it last. If that process has ended, "
+        assert status() == (False, last + "resume it: malletrain sweep resume lr")
         detached = run("sweep", "resume", "lr", "--detach")
         engine = psutil.Process(int(detached.stdout.split()[1]))
         engine.kill()
         engine.wait()
         assert detached.stderr == (
-            f"Process {child.pid} on login2 ran it last. If it still does, process {engine.pid} "
-            "ends within 30 s, and says so there.\n"
+            f"Process {child.pid} on login2 ran it last. If it still runs it, process "
+            f"{engine.pid} ends within 30 s, and its output says so.\n"
         )
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from malletrain.core.commands import Start
-from malletrain.core.defaults import IDLE_DEBOUNCE_S
 from malletrain.core.events import JobCancelled, JobCompleted, RescaleFinished, Tick
+from malletrain.core.settings import ControllerSettings
 from tests.malletrain.core.controller_script import controller, gaps, job, nodes, play
 
 
@@ -32,7 +32,7 @@ def test_where_a_job_waits_for_all_that_is_idle_the_end_of_another_is_no_time_to
     c = controller()
     now = one_each(c, "a", "b")
     play(c, [(now, job("next", 1, 4)), (now + 5, ending)])
-    assert c.next_wakeup() == now + 5 + IDLE_DEBOUNCE_S
+    assert c.next_wakeup() == now + 5 + ControllerSettings.idle_debounce_s
     assert play(c, [(now + 5.5, Tick())]) == [Start("next", ("n-a",))]
 
 

@@ -23,7 +23,7 @@ def test_a_failure_long_after_the_last_one_is_the_first_again():
     assert spans(0, 150, 350 + MOST) == [100, 200, 100]
 
 
-def test_the_news_of_a_node_that_is_left_alone_already_is_no_further_failure():
+def test_a_report_on_a_node_that_is_left_alone_is_no_further_failure():
     assert spans(0, 50, 149) == [100, 100, 100]
 
 

@@ -57,9 +57,11 @@ def test_the_expected_start_is_the_median_of_the_last_ones():
         measured = with_start(measured, 60.0)
     assert measured == (60.0,) * MAX_MEASURED
     start = StartCost(5.0, {"fat": 60.0})
-    assert (start.on("fat"), start.on("thin")) == (60.0, 60.0), "as on the other class"
-    assert StartCost(5.0, {"a": 60.0, "b": 70.0}).on("thin") == 70.0
-    assert StartCost(5.0).on("thin") == 5.0
+    assert (start.expected_s("fat"), start.expected_s("thin")) == (60.0, 60.0), (
+        "as on the other class"
+    )
+    assert StartCost(5.0, {"a": 60.0, "b": 70.0}).expected_s("thin") == 70.0
+    assert StartCost(5.0).expected_s("thin") == 5.0
 
 
 def horizons(*values, node_class="default"):
@@ -68,13 +70,13 @@ def horizons(*values, node_class="default"):
 
 def test_a_job_may_have_its_own_nodes_and_those_that_outlast_a_start():
     nodes = {**horizons(50.0, 400.0, 61.0, None), "other": NodeInfo(Pool("fat"), 900.0)}
-    terms = LongLivedNodes(nodes).terms(Pool("default"), (), 60.0, 120.0, BASE)
+    terms = LongLivedNodes(nodes).start_terms(Pool("default"), (), 60.0, 120.0, BASE)
     assert terms.limit == 3
     # the middle one of those that last stays for 400 s: longer than what a start is charged over
     assert terms.cost == RescaleCost(1.0, 1.0, start_s=30.0, join_s=30.0)
-    beside = LongLivedNodes(nodes).terms(Pool("default"), ("n0", "n2"), 60.0, 120.0, BASE)
+    beside = LongLivedNodes(nodes).start_terms(Pool("default"), ("n0", "n2"), 60.0, 120.0, BASE)
     assert beside.limit == 4, "n0 is loaded already"
-    assert LongLivedNodes(nodes).terms(Pool("thin"), (), 60.0, 120.0, BASE).limit == 0
+    assert LongLivedNodes(nodes).start_terms(Pool("thin"), (), 60.0, 120.0, BASE).limit == 0
 
 
 def plan(candidates, nodes):

@@ -334,10 +334,10 @@ def test_a_measured_start_is_kept_and_counts(measured):
     assert measured.record.start == StartCost(60.0)
     measured.say(loading=True)
     measured.say(start_s=170.0)
-    until(lambda: measured.record.start.on("default") == 170.0, "it counts")
+    until(lambda: measured.record.start.expected_s("default") == 170.0, "it counts")
     measured.say(start_s=170.0)  # the same start, reported again
     measured.say(1, start_s=190.0)
-    until(lambda: measured.record.start.on("default") == 180.0, "the median of two")
+    until(lambda: measured.record.start.expected_s("default") == 180.0, "the median of two")
     assert measured.record.start.assumed_s == 60.0
     state = measured.daemon.components.state
     profiling = state.config.profiling.model_copy(update={"enabled": True})
@@ -349,7 +349,7 @@ def test_a_measured_start_is_kept_and_counts(measured):
     assert [event.data["start_s"] for event in ready] == [170.0, 190.0]
     measured.restart()
     assert measured.record.start == StartCost(60.0, {"default": 180.0})
-    assert measured.record.start.on("fat") == 180.0, "not measured there: as elsewhere"
+    assert measured.record.start.expected_s("fat") == 180.0, "not measured there: as elsewhere"
 
 
 def test_a_stated_start_is_not_replaced_by_a_measured_one(tmp_path):

@@ -166,7 +166,7 @@ def test_a_node_without_a_folder_or_a_secret_trains_without(tmp_path, monkeypatc
     assert node_samples(order(tmp_path)) is None
     monkeypatch.setenv(env.DATA, str(tmp_path))
     assert node_samples(order(tmp_path)) is None
-    assert "no samples for other nodes" in capsys.readouterr().out
+    assert "serves no samples to other nodes" in capsys.readouterr().out
     monkeypatch.setenv(env.JOB_KEY, "5e" * 32)
     served = node_samples(order(tmp_path))
     assert served.address.startswith("127.0.0.1:")

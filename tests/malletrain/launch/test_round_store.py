@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore
 
+from malletrain.launch import round_store
 from malletrain.launch.listeners import SIGNED_ADDRESS, USER_ADDRESS
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from tests.waiting import PATIENCE_S, readable, until
@@ -72,6 +73,24 @@ def test_all_nodes_see_one_store(served, reach):
     big = os.urandom(1 << 20)
     other.set("big", big)
     assert third.get("big") == big
+
+
+def test_torch_2_7_has_its_older_store(monkeypatch):
+    """Its newer one takes no open socket. Clients are those of any torch."""
+    monkeypatch.setenv("MALLETRAIN_JOB_KEY", KEY)
+    monkeypatch.setattr(round_store, "torch_release", lambda: (2, 7))
+    served = ServedStore("j1", 1, USER_ADDRESS)
+    far = ReachedStore("j1", 1, USER_ADDRESS, served.port)
+    try:
+        assert not served.store.libuvBackend
+        other = client(connected(far).local_port)
+        served.store.set("from", "rank 0")
+        assert other.get("from") == b"rank 0"
+        other.append("list", "a")
+        assert served.store.multi_get(["from", "list"]) == [b"rank 0", b"a"]
+    finally:
+        far.close()
+        served.close()
 
 
 def test_a_wait_ends_when_somebody_sets_the_key(served, reach):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from allocator import RescaleCost, ScalingCurve
-from malletrain.core import defaults
 from malletrain.core.commands import Rescale
 from malletrain.core.events import JobCompleted
 from malletrain.core.settings import ControllerSettings, PlanningSettings
@@ -81,7 +80,7 @@ class TestScenes:
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, snapshot_every_s=60.0, down_s=12.0)
         trained = (500 - 21) - (500 - 21) % 60
-        pause = 12 + defaults.IDLE_DEBOUNCE_S
+        pause = 12 + ControllerSettings.idle_debounce_s
         assert r.samples == pytest.approx(trained * 40 + (500 - pause) * 30)
         assert r.preemption_loss == pytest.approx(((500 - 21) % 60) * 40 + pause * 30)
         assert (r.preemptions, r.rescales) == (1, 0)
@@ -89,7 +88,7 @@ class TestScenes:
     def test_a_node_lost_with_notice(self):
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, notice_s=30.0, down_s=12.0)
-        wait = defaults.NOTICE_DEBOUNCE_S
+        wait = ControllerSettings.notice_debounce_s
         assert r.samples == pytest.approx((500 + wait - 21) * 40 + (500 - wait - 12) * 30)
         assert r.preemption_loss == pytest.approx(12 * 40)
         assert r.harvested_fraction * r.equivalent_nodes * 1000 == pytest.approx(
@@ -99,7 +98,7 @@ class TestScenes:
     def test_live_mode_loses_a_step(self):
         gaps = {**FOUR, "n3": [(0.0, 500.0)]}
         r = play(gaps, [job()], start_s=20.0, mode="live", step_s=0.5, down_s=2.0)
-        pause = 2 + defaults.IDLE_DEBOUNCE_S
+        pause = 2 + ControllerSettings.idle_debounce_s
         assert r.samples == pytest.approx((500 - 21 - 0.5) * 40 + (500 - pause) * 30)
 
     def test_a_node_that_comes_back_before_it_has_left(self):
@@ -110,7 +109,7 @@ class TestScenes:
         r = play(gaps, [job()], start_s=0.0, notice_s=30.0)
         assert r.preemptions == 1
         assert r.starts == 2
-        wait = defaults.NOTICE_DEBOUNCE_S
+        wait = ControllerSettings.notice_debounce_s
         assert r.samples == pytest.approx((500 + wait - 1) * 10 + (1000 - 531) * 10)
 
     def test_a_lease_takes_its_time(self):

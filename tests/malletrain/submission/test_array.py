@@ -72,5 +72,5 @@ def test_notifications(text, expected):
     "text", ["", "nobody", "command:", "ftp://x", "sometimes=a@b", "a@b\nBcc: c"]
 )
 def test_nobody_to_notify(text):
-    with pytest.raises(SpecError, match="nobody who could be told"):
+    with pytest.raises(SpecError, match="is no receiver"):
         notification(text)

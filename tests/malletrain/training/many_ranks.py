@@ -97,9 +97,11 @@ def _launch(world, function, arguments):
 
 def main():
     """Serve requests from standard input until it is closed."""
+    gc.disable()  # as a fork server does: imported objects stay
     import_module(f"tests.malletrain.training.{sys.argv[1]}")
+    gc.enable()
     gc.collect()
-    gc.freeze()  # as a fork server does: no rank walks through what was imported
+    gc.freeze()  # no rank walks through what was imported
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what ranks print is no answer
     while True:

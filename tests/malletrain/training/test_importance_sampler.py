@@ -298,6 +298,7 @@ import sys, torch, torch.distributed as dist
 from malletrain import ImportanceSampler
 rank, store, state = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+dist.get_backend = lambda: sys.argv[4]
 sampler = ImportanceSampler(25, global_batch_size=7, seed=4, max_world_size=2)
 draws = []
 for epoch in range(3):
@@ -311,10 +312,13 @@ dist.destroy_process_group()  # else gloo's threads may abort the interpreter at
 
 
 @pytest.mark.slow
-def test_ranks_exchange_their_losses(tmp_path):
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
+def test_ranks_exchange_their_losses(tmp_path, backend):
+    """With the second one, on a machine without a GPU, too: gloo takes what is on the CPU."""
+    store = str(tmp_path / "store")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), str(tmp_path / name)],
+            [sys.executable, "-c", RANK, str(rank), store, str(tmp_path / name), backend],
             cwd=Path(__file__).parents[3],
         )
         for rank, name in enumerate("ab")

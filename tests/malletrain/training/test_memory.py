@@ -13,13 +13,14 @@ import pytest
 from malletrain.memory.folder import SHARED_MEMORY, MemoryFolder, bytes_below, private_folder
 from malletrain.memory.keeper import Keeper
 from tests.malletrain.training.many_ranks import Ranks
-from tests.selection import every_change
+from tests.torch_versions import trains_shards
 
 pytestmark = pytest.mark.slow
 
 SECRET = bytes.fromhex("5e" * 32)
-KINDS = ("whole", "sharded")
+KINDS = ("whole", pytest.param("sharded", marks=trains_shards))
 SHARDED_AT_SITES = ("whole", pytest.param("sharded", marks=pytest.mark.thorough))
+THOROUGH_SHARDS = (pytest.mark.thorough, trains_shards)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,12 @@ def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kin
 
 @pytest.mark.parametrize(
     ("hand_over", "kind"),
-    every_change([(h, kind) for h in (1000, 1 << 30) for kind in KINDS], (1000, "whole")),
+    [
+        (1000, "whole"),
+        pytest.param(1 << 30, "whole", marks=pytest.mark.thorough),
+        pytest.param(1000, "sharded", marks=THOROUGH_SHARDS),
+        pytest.param(1 << 30, "sharded", marks=THOROUGH_SHARDS),
+    ],
 )
 def test_what_cannot_be_handed_over_in_time_has_a_copy_without_being_asked(
     ranks, nodes, kind, hand_over
@@ -149,6 +155,7 @@ def test_what_cannot_be_handed_over_in_time_has_a_copy_without_being_asked(
         assert all(each["before"] == record["states"][steps - 1] for each in after)
 
 
+@trains_shards
 @pytest.mark.thorough
 def test_two_neighbours_lost_at_once_are_more_than_replicas_stand(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}
@@ -183,6 +190,7 @@ def test_a_damaged_copy_is_passed_over(ranks, nodes):
     assert all(each["before"] == record["after"] for each in after)
 
 
+@trains_shards
 @pytest.mark.thorough
 def test_a_damaged_shard_is_read_from_its_replica(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}

@@ -1,7 +1,6 @@
 """Whose snapshot a file is: another job's is neither restored nor overwritten, unless asked for."""
 
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from malletrain.protocol import env
 from malletrain.protocol.worker_channel import SnapshotTaken
 from malletrain.submission.resuming import file_of
 from malletrain.training import owner, snapshot_file
+from tests.forked_scripts import run_script
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
 
 
@@ -378,10 +378,9 @@ main()
 
 def run_round(folder, number, *arguments):
     """Run the script with the real hydra; return its lines, a (path, rounds) each, and its log."""
-    command = [sys.executable, "train.py", *arguments, "hydra.job.chdir=true"]
     environment = {**os.environ, env.JOB: "j1", env.GENERATION: str(number), "RANK": "0"}
-    ran = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, check=True
+    ran = run_script(
+        folder, "train.py", *arguments, "hydra.job.chdir=true", environment=environment
     )
     lines = [line.split("=") for line in ran.stdout.splitlines() if "snapshot.pt=" in line]
     return lines, ran.stderr

@@ -139,7 +139,7 @@ def test_groups_with_other_rates_in_another_order_are_refused(tmp_path):
 
 def test_another_grouping_of_the_same_parameters_is_refused(tmp_path):
     Script(WEIGHTS, BIASES).train().save(tmp_path / "x.pt")
-    with pytest.raises(SnapshotError, match="another order than the saved ones, or have other"):
+    with pytest.raises(SnapshotError, match="another order than the saved ones, or contain other"):
         Script([*WEIGHTS[:2], BIASES[2]], [*BIASES[:2], WEIGHTS[2]]).restore(tmp_path / "x.pt")
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("optuna")
 
 from malletrain.sweep.ledger import SPEC, Ledger, open_storage, storage_url
 from malletrain.sweep.spec import load_sweep
-from malletrain.web.sweeps import SweepAway, sweeps, trials
+from malletrain.web.sweeps import SweepUnavailableError, sweeps, trials
 
 SWEEP = """
 [sweep]
@@ -28,7 +28,7 @@ def descriptors():
 
 def test_where_nobody_has_begun_a_sweep_there_is_none(tmp_path):
     assert sweeps(tmp_path) == []
-    with pytest.raises(SweepAway, match="no sweep 'lr'"):
+    with pytest.raises(SweepUnavailableError, match="no sweep 'lr'"):
         trials(tmp_path, "lr")
     assert list(tmp_path.iterdir()) == []
 
@@ -46,7 +46,7 @@ def test_a_sweep_is_shown_as_the_ledger_has_it(tmp_path):
     for _ in range(3):
         sweeps(tmp_path)
         trials(tmp_path, "lr")
-        with pytest.raises(SweepAway, match="other"):
+        with pytest.raises(SweepUnavailableError, match="other"):
             trials(tmp_path, "other")
     assert descriptors() <= before
 
@@ -54,9 +54,9 @@ def test_a_sweep_is_shown_as_the_ledger_has_it(tmp_path):
 def test_a_database_that_cannot_be_read_is_said(tmp_path):
     (tmp_path / "sweeps.db").write_bytes(b"no database at all" * 100)
     before = descriptors()
-    with pytest.raises(SweepAway):
+    with pytest.raises(SweepUnavailableError):
         sweeps(tmp_path)
-    with pytest.raises(SweepAway):
+    with pytest.raises(SweepUnavailableError):
         trials(tmp_path, "lr")
     assert descriptors() <= before
 
@@ -73,5 +73,5 @@ def test_a_sweep_that_cannot_be_read_is_named_beside_the_others(tmp_path):
         ("bad", "The description"),
         ("lr", ""),
     ]
-    with pytest.raises(SweepAway, match="optuna delete-study"):
+    with pytest.raises(SweepUnavailableError, match="optuna delete-study"):
         trials(tmp_path, "bad")

@@ -1,6 +1,4 @@
-"""What is counted of the commands, and what passes for a controller that has too much to
-do; how many requests may be made.
-"""
+"""Counts of the commands, signs of an overloaded controller, and the budget of requests."""
 
 import pytest
 
@@ -48,7 +46,7 @@ def test_a_command_is_counted_by_its_name_whatever_stands_before_it(argv, comman
         "qsub: Server too busy",
     ],
 )
-def test_signs_of_too_much_to_do(line):
+def test_signs_of_overload(line):
     assert sign_in(f"something before\n{line}\n") == line
 
 
@@ -62,7 +60,7 @@ def test_signs_of_too_much_to_do(line):
         "",
     ],
 )
-def test_no_signs(line):
+def test_no_signs_of_overload(line):
     assert sign_in(line) == ""
 
 

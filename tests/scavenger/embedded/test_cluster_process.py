@@ -93,7 +93,7 @@ def test_leases_have_the_umask_with_which_the_cluster_was_started(cluster, tmp_p
         os.umask(before)
     take(running.scavenger(), "a", "n1", (PY, "-c", code))
     output = running.scavenger().layout.lease_directory("a") / LEASE_LOG
-    until(lambda: output.exists() and output.read_text(), "the lease to print its mask")
+    until(lambda: output.exists() and "\n" in output.read_text(), "the lease to print its mask")
     assert output.read_text() == "027\n"
     assert running.scavenger().layout.state.stat().st_mode & 0o077 == 0
 

@@ -38,7 +38,6 @@ from malletrain.training.objects import (
     state_of,
     unwrapped,
 )
-from malletrain.training.script_attributes import ObjectAttributes
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.unsaved_objects import UnsavedAverages
 
@@ -193,8 +192,6 @@ class Holder:
         self._numbers = ModuleNumbers(objects)
         self.dict_tensors = DictTensors(objects)
         self._attributes = ModuleAttributes("elastic.Run", objects)
-        self._others = ObjectAttributes("elastic.Run", objects)
-        self._others.begin()
         self._averages = UnsavedAverages("elastic.Run", objects)
         self.rooms = Rooms(device)
 
@@ -244,7 +241,6 @@ class Holder:
         """
         if for_peer:
             self._attributes.tell_changed()
-            self._others.tell_changed()
             self._averages.tell_unsaved()
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}

@@ -253,11 +253,12 @@ class Guard(StateGuard):
         if self._has_looked or rank_and_world()[0] != 0:
             return
         self._has_looked = True
-        warn_about_unsaved_parameters(
-            {**self._models(), **self._others()},
-            "accelerator.save_state()",
-            "Prepare the module that has them, too, or register it (register_for_checkpointing).",
-        )
+        with contextlib.suppress(Exception):  # a diagnosis must not stop the training
+            warn_about_unsaved_parameters(
+                {**self._models(), **self._others()},
+                "accelerator.save_state()",
+                "Prepare the module that has them, or register it (register_for_checkpointing).",
+            )
 
     def _after_step(self) -> None:
         if not self._accumulates and self._save_if_due():

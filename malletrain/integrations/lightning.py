@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
 from malletrain.integrations import checkpoints, lightning_rounds
+from malletrain.integrations.callback_attributes import CallbackAttributes
 from malletrain.integrations.checkpoints import RandomStates
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
@@ -46,7 +47,6 @@ from malletrain.integrations.lightning_rounds import (
 )
 from malletrain.training import owner, report, rng
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
-from malletrain.training.script_attributes import CallbackAttributes
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 
@@ -89,7 +89,7 @@ class MalleTrainCallback(Callback):
         self._callbacks = CallbackAttributes(
             "MalleTrainCallback",
             ("state_dict", "on_save_checkpoint"),
-            "Give such a callback state_dict() and load_state_dict().",
+            "Give such a callback state_dict() and load_state_dict() if later steps need them.",
         )
         self._files = ModelFiles(self.folder, self._run)
         self._schedulers = StepSchedulers()

@@ -26,6 +26,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
 from malletrain.integrations import checkpoints
+from malletrain.integrations.callback_attributes import CallbackAttributes
 from malletrain.integrations.checkpoints import read_record, write_record
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
@@ -33,7 +34,6 @@ from malletrain.training import owner, report
 from malletrain.training.epoch_begin import undo_of
 from malletrain.training.module_attributes import ModuleNumbers
 from malletrain.training.objects import warn_about_unsaved_parameters
-from malletrain.training.script_attributes import CallbackAttributes
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 from malletrain.training.tracking import mlflow_run, run_id
@@ -70,7 +70,8 @@ class MalleTrainCallback(TrainerCallback):
         self._callbacks = CallbackAttributes(
             "MalleTrainCallback",
             ("state",),
-            "Make such a callback an ExportableState, whose state() returns them.",
+            "Make such a callback an ExportableState, whose state() returns them, if later steps "
+            "need them.",
         )
         self._rng: checkpoints.RandomStates | None = None
         """States of the random generators at the checkpoint from which the run resumes."""

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from malletrain.protocol import env
 from malletrain.protocol.worker_channel import WorkLeft
 from malletrain.training.report import notice, send, tell, training_over
-from malletrain.training.resumed_epoch import COMPLETE, Iteration, ResumedEpoch
+from malletrain.training.resumed_epoch import Iteration, ResumedEpoch
 
 
 class LoopWatcher(Protocol):
@@ -161,16 +161,17 @@ class CountedEpochs:
                 "batches do not belong to the state. Call iter(loader) after restore()."
             )
 
-    def _tell_skipped(self, is_last: bool = False) -> bool:
+    def _tell_skipped(self) -> bool:
         """Tell the user about batches that the script has skipped where the run resumed. Return
-        whether they were told now. ``is_last``: whether the script ends.
+        whether they were told now.
         """
-        over = (self._iteration, self._advances)
-        sentence = self._resumed_epoch.after_skipping(*over)
-        if not sentence and not self.looping:
-            sentence = self._resumed_epoch.after_loop(*over, is_last)
+        sentence = self._resumed_epoch.after_skipping(self._iteration, self._advances)
         self._notice(sentence)
         return bool(sentence)
+
+    def _tell_skipped_at_exit(self) -> None:
+        if not self._tell_skipped() and not self.looping:
+            self._notice(self._resumed_epoch.at_end(self._iteration, self._advances))
 
     def _notice(self, sentence: str) -> None:
         if sentence and self.rank == 0:
@@ -198,6 +199,11 @@ class CountedEpochs:
         self.leave_early()
         for watcher in self._watchers:
             watcher.batches_left(self)
+
+    def _count_batch(self) -> None:
+        """Note that ``advance()`` counts a batch."""
+        self._advances += 1
+        self._iteration.counted()
 
     def leave_early(self) -> None:
         """Note that the loop has left the batches of an epoch after one of its steps. The code that
@@ -284,7 +290,7 @@ class CountedEpochs:
                     continue
             if self.between_epochs:
                 if not is_left:
-                    self._compare(epoch, COMPLETE)
+                    self._compare(epoch, self._complete_length())
                 self.finished = self.epoch >= count
                 self.close_epoch()
                 continue
@@ -324,13 +330,18 @@ class CountedEpochs:
         self._compare(self.epoch, self._samples_done())
         self._begin_next_epoch()
 
-    def _compare(self, epoch: int, length: float) -> None:
+    def _compare(self, epoch: int, length: int) -> None:
         """Compare the length of an ended epoch, samples, with that in which the run resumed."""
-        if self._has_constant_batch() and env.LIVE not in os.environ:
-            self._notice(self._resumed_epoch.after_epoch(epoch, length))
+        size = self._constant_batch()
+        if size is not None and env.LIVE not in os.environ:
+            self._notice(self._resumed_epoch.after_epoch(epoch, length, size))
 
-    def _has_constant_batch(self) -> bool:
-        """Return whether the same number of steps is the same number of samples."""
+    def _complete_length(self) -> int:
+        """Return the number of samples of the newest epoch that ended without one left."""
+        raise NotImplementedError
+
+    def _constant_batch(self) -> int | None:
+        """Return the number of samples of each step over all ranks; None if it changes."""
         raise NotImplementedError
 
     def _samples_done(self) -> int:
@@ -361,4 +372,4 @@ def _tell_skipped_at_exit(reference: weakref.ref[CountedEpochs]) -> None:
     """Look at the last iteration of a script that ends without requesting another epoch."""
     epochs = reference()
     if epochs is not None:
-        epochs._tell_skipped(is_last=True)  # noqa: SLF001 (of this module)
+        epochs._tell_skipped_at_exit()  # noqa: SLF001 (of this module)

@@ -7,9 +7,9 @@ a decreasing temperature), and which parameters are frozen. A value that the scr
 not change, such as a size or a probability, is taken from the script at every start.
 
 :class:`ModuleAttributes` tells the user of the others: lists, dicts and deques, such as outputs
-collected over an epoch, arrays of numpy, random generators, and tensors that are neither parameters
-nor buffers, such as a center or a queue. What these hold may be the data of one rank, so it cannot
-be saved in the same way.
+collected over an epoch, arrays of numpy, and tensors that are neither parameters nor buffers, such
+as a center or a queue. What these hold may be the data of one rank, so it cannot be saved in the
+same way.
 """
 
 from __future__ import annotations
@@ -150,8 +150,7 @@ class ModuleAttributes:
             f"{self._owner} does not save {', '.join(names[:_MAX_NAMES])}{more}: after a change of "
             "nodes it is as the script makes it. Register a tensor that belongs to the model as a "
             "buffer. Do not collect the outputs of an epoch in a list: add them up over all ranks "
-            "at each step, in a buffer or a number. Put the state of a random generator into a "
-            "dict after each use, and set it after the restore. A cache needs nothing.",
+            "at each step, in a buffer or a number. A cache needs nothing.",
             once="attributes",
         )
 
@@ -184,20 +183,9 @@ class ModuleAttributes:
                         yield ".".join(p for p in (name, plain_name(path), attribute) if p), mark
 
 
-def generator_state(content: Any) -> bytes | None:
-    """Return the state of a random generator of torch, numpy or Python; None for other objects."""
-    kind = f"{type(content).__module__}.{type(content).__name__}"
-    if kind == "torch._C.Generator":
-        return bytes(content.get_state().numpy())
-    if kind in ("numpy.random._generator.Generator", "numpy.random.mtrand.RandomState"):
-        bits = getattr(content, "bit_generator", None) or content._bit_generator  # noqa: SLF001
-        return repr(bits.state).encode()
-    return repr(content.getstate()).encode() if kind == "random.Random" else None
-
-
 def content_mark(content: Any) -> tuple[Any, ...] | None:
-    """Return what differs when the content of a list, dict, array, tensor or random generator does;
-    None for others, and for a tensor that is trained.
+    """Return what differs when the content of a list, dict, array or tensor does; None for others,
+    and for a tensor that is trained.
     """
     from torch import Tensor
 
@@ -207,8 +195,6 @@ def content_mark(content: Any) -> tuple[Any, ...] | None:
         return None if content.requires_grad else (id(content), in_place_changes(content))
     if type(content).__name__ == "ndarray" and content.nbytes <= _MAX_BYTES:
         return content.shape, zlib.crc32(content.tobytes())
-    if (state := generator_state(content)) is not None:
-        return (zlib.crc32(state),)
     if type(content) in (list, deque):
         return len(content), id(content[-1]) if content else 0
     return (len(content),) if type(content) is dict else None

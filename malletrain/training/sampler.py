@@ -404,15 +404,17 @@ class ElasticSampler(CountedEpochs):
     # --- what the training loop needs ---
 
     def _samples_left(self, count: int) -> int:
-        batch = self.global_batch_size
-        epoch = self.num_samples - (self.num_samples % batch if self.drop_last else 0)
-        return max(0, (count - self.epoch) * epoch - self.position)
+        return max(0, (count - self.epoch) * self._complete_length() - self.position)
 
-    def _has_constant_batch(self) -> bool:
-        return self._script_size == self.global_batch_size
+    def _constant_batch(self) -> int | None:
+        return self._script_size if self._script_size == self.global_batch_size else None
 
     def _samples_done(self) -> int:
         return self.position
+
+    def _complete_length(self) -> int:
+        dropped = self.num_samples % self.global_batch_size if self.drop_last else 0
+        return self.num_samples - dropped
 
     def _left_sentence(self) -> str:
         return (
@@ -448,7 +450,7 @@ class ElasticSampler(CountedEpochs):
                     "and pass the sampler to the DataLoader as batch_sampler."
                 )
             self.position = next_position
-            self._advances += 1
+            self._count_batch()
             self.between_epochs = self._roll_over()
         if self._has_batches is not None and not self.drop_last:
             self._apply_next_size()

@@ -426,39 +426,6 @@ def _text_of(value: Any) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
-def scheduled_rates(objects: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the learning rates of the optimizers that ``objects`` such as schedulers have, by name
-    of the object; each optimizer once. Rates that are tensors are left out.
-    """
-    by_name: dict[str, list[float]] = {}
-    optimizers: set[int] = set()
-    for name, value in objects.items():
-        optimizer = getattr(unwrapped(value), "optimizer", None)
-        groups = getattr(optimizer, "param_groups", None)
-        rates = [g.get("lr") for g in groups] if isinstance(groups, list) else []
-        is_new = id(optimizer) not in optimizers
-        optimizers.add(id(optimizer))
-        if rates and is_new and all(isinstance(rate, int | float) for rate in rates):
-            by_name[name] = [float(rate) for rate in rates]
-    return by_name
-
-
-def tell_other_rates(objects: Mapping[str, Any], payload: Mapping[str, Any]) -> None:
-    """Tell the user of an optimizer whose learning rate is not that of the snapshot after the
-    restore: the state of the optimizer has another one.
-    """
-    saved_rates = payload.get("scheduled_rates", {})
-    for name, current in scheduled_rates(objects).items():
-        saved = saved_rates.get(name, current)
-        if len(saved) == len(current) and saved != current and rank_and_world()[0] == 0:
-            report.notice(
-                f"The learning rate of the optimizer in {name!r} was {saved[0]:g} when the "
-                f"snapshot was taken, and is {current[0]:g} after the restore: the optimizer's "
-                "state had another one. Its state_dict() must read the parameter groups anew each "
-                "time, and its load_state_dict() must set all their options."
-            )
-
-
 class LoopRates:
     """The learning rates of a script's optimizers, recorded at each update.
 

@@ -45,22 +45,19 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.schedulers import LoopRates, Schedulers, scheduled_rates
-from malletrain.training.script_attributes import ObjectAttributes
+from malletrain.training.scheduled_rates import ScheduledRates
+from malletrain.training.schedulers import LoopRates, Schedulers
 from malletrain.training.sharded_state import check_gradients, is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.snapshot_pace import Pace
 from malletrain.training.step_end import EpochEnds, StepEnd
 from malletrain.training.step_times import counted_as
-from malletrain.training.unsaved_objects import (
-    UnsavedAverages,
-    UnsavedGradients,
-    UnsavedOptimizers,
-)
+from malletrain.training.unsaved_objects import UnsavedAverages, UnsavedOptimizers
 
 if TYPE_CHECKING:
     from malletrain.training.memory_snapshots import MemorySnapshots
+
 
 __all__ = ["Snapshot", "SnapshotError"]
 
@@ -177,14 +174,13 @@ class Snapshot:
         self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
+        self._scheduled_rates = ScheduledRates(objects)
         self._attributes = ModuleAttributes(self._caller, objects)
-        self._others = ObjectAttributes(self._caller, objects)
         self._averages = UnsavedAverages(self._caller, objects)
         # elastic.Run refuses the updates of others itself
         self._optimizers = UnsavedOptimizers(
             {} if self._caller != "Snapshot" else objects, SnapshotError
         )
-        self._gradients = UnsavedGradients(objects if self._caller == "Snapshot" else {})
         self._step_end = StepEnd(self._after_step)
         self._epoch_begin = EpochBegin(lambda: objects)
         self._epoch_ends = EpochEnds(number_of(self.path))
@@ -248,6 +244,7 @@ class Snapshot:
             self._steps = int(payload.get("steps", 0))
             self._numbers.restore(payload.get("numbers", {}))
             self._dict_tensors.restore(payload.get("dict_tensors", {}))
+            self._scheduled_rates.restore(payload.get("scheduled_rates", {}))
             self._rates.restore(payload.get("rates", {}))
             self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
             if seeds is not None:
@@ -261,8 +258,6 @@ class Snapshot:
                 self._disk.is_behind(requested)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_saved_at if in_memory else payload.get("time")
-            self._others.has_notice = bool(payload.get("attributes_notice"))
-        self._others.begin()
         self._pace.begin(due_in, payload and payload.get("save_s"))
         report.mark("restored")
         return payload is not None
@@ -342,16 +337,14 @@ class Snapshot:
             if is_rank_0:
                 self._outcomes.report_saved(size, attempt)
             return None
-        self._pace.failed(wait := min(self.every_s, _RETRY_S))
+        wait = min(self.every_s, _RETRY_S)
+        self._pace.failed(wait)
         return self._outcomes.report_failed(failed, wait, attempt) if is_rank_0 else str(failed)
 
     def _tell_attributes(self) -> None:
         if rank_and_world()[0] == 0:
             self._attributes.tell_changed()
-            if not is_sharded(self._objects):  # a state_dict() may be collective
-                self._others.tell_changed()
             self._averages.tell_unsaved()
-            self._gradients.tell_unsaved()
 
     def _write(self, taken: Taken | None) -> int:
         """Write the snapshot to disk. Return its size in bytes; raises any error of the disk or
@@ -386,9 +379,8 @@ class Snapshot:
             "rates": self._rates.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
-            "scheduled_rates": scheduled_rates(self._objects),
+            "scheduled_rates": self._scheduled_rates.state(),
             "unsaved_optimizers": self._optimizers.kinds(),
-            "attributes_notice": self._others.has_notice,
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_saved_at,
             "world_size": rank_and_world()[1],
@@ -420,7 +412,6 @@ class Snapshot:
         if not self._announced:  # before anything can request a snapshot of this step
             self._announce()
         self._optimizers.after_step()
-        self._gradients.after_step()
         self._steps += 1
         self._step_end.step_done(self._epochs)
 

@@ -360,10 +360,11 @@ class ElasticStream(CountedEpochs):
         self._group = group
         self._in_progress: deque[_StepInProgress] = deque()
         super().__init__()
+        self.samples = 0
         self._begin(0)
 
     def _begin(self, epoch: int, position: StreamPosition | None = None, samples: int = 0) -> None:
-        self.epoch = epoch
+        self.epoch, self._length = epoch, self.samples
         self.samples = samples
         """Number of records of this epoch that are done, over all ranks."""
         self._position = position or StreamPosition(len(self.shards))
@@ -472,11 +473,14 @@ class ElasticStream(CountedEpochs):
 
     # --- what the training loop needs ---
 
-    def _has_constant_batch(self) -> bool:
-        return self._is_batch_constant
+    def _constant_batch(self) -> int | None:
+        return self.global_batch_size if self._is_batch_constant else None
 
     def _samples_done(self) -> int:
         return self.samples
+
+    def _complete_length(self) -> int:
+        return self._length  # of the epoch before
 
     def _left_sentence(self) -> str:
         return (
@@ -507,7 +511,7 @@ class ElasticStream(CountedEpochs):
             step = self._in_progress.popleft()
             self._position = step.deal.position(step.cursors())
             self.samples += step.total
-            self._advances += 1
+            self._count_batch()
             if not self._position.remaining():
                 self._begin(self.epoch + 1)
                 self.between_epochs = True

@@ -13,16 +13,11 @@ script updates. After a change of nodes such an average begins anew, with the we
 moment, so the user is told. An average of a module that is not saved either is left alone, and so
 is one that a saved module contains. Nothing is said if the average could be in another object: in
 one with a ``state_dict()`` of its own, or in a dict with more than numbers and texts.
-
-:class:`UnsavedGradients`: gradients of micro-batches, if a snapshot is taken after a step that made
-no update. They are lost, so the user is told. Gradients that are not finite are left alone: a
-GradScaler makes no update with them.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -45,13 +40,7 @@ def _register_hook() -> None:
     register_optimizer_step_pre_hook(_before_update)
 
 
-_updates = itertools.count()
-_newest_update = [-1]
-"""Number of the newest update of any optimizer in this process; -1 for none."""
-
-
 def _before_update(optimizer: Any, *_: Any) -> None:
-    _newest_update[0] = next(_updates)
     watches = list(_watches)
     if not any(watch.saves(optimizer) for watch in watches):
         for watch in watches:
@@ -172,54 +161,6 @@ def _has_state(optimizer: Any) -> bool:
         if isinstance(state, dict)
         for value in state.values()
     )
-
-
-class UnsavedGradients:
-    """The gradients of the modules among a script's objects.
-
-    Args:
-        objects: the script's objects, by name.
-    """
-
-    def __init__(self, objects: Mapping[str, Any]) -> None:
-        self._objects = objects
-        self._update = _newest_update[0]
-        """Number of the newest update at the end of the newest step."""
-        self._made_update = True
-        """Whether that step made an update, or none was made before it."""
-
-    def after_step(self) -> None:
-        """Note the end of a step."""
-        before, self._update = self._update, _newest_update[0]
-        self._made_update = self._update != before or self._update < 0
-
-    def tell_unsaved(self) -> None:
-        """Tell the user about gradients that the snapshot does not have. Never raises."""
-        if not self._made_update and any(map(_has_gradient, self._objects.values())):
-            report.notice(
-                "A snapshot was taken between two updates. Gradients are in no snapshot, so that a "
-                "change of nodes loses those of the batches since the last update. Call "
-                "sampler.advance(batches=k) and snapshot.step() after the optimizer's step, and "
-                "not after each of its k batches."
-            )
-
-
-def _has_gradient(value: Any) -> bool:
-    """Return whether a parameter of a module has a gradient that is finite and not 0. That of a
-    sharded parameter is not read, because all ranks would have to.
-    """
-    parameters = getattr(unwrapped(value), "parameters", None)
-    try:
-        gradients = [p.grad for p in parameters()] if callable(parameters) else []
-        return any(
-            not hasattr(gradient, "placements")
-            and bool(gradient.isfinite().all())
-            and bool(gradient.any())
-            for gradient in gradients
-            if gradient is not None
-        )
-    except Exception:  # a diagnosis of a script's objects must not stop its snapshots
-        return False
 
 
 _averaged: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -123,24 +124,15 @@ def test_they_are_told_in_a_loop_of_its_own_at_the_next_epoch(agent, capsys):
     assert SKIPPED in sentence
 
 
-def skip_all_that_is_left(sampler, loader, first):
-    """As many batches as are done, in the second half of an epoch."""
-    for _ in range(2 if first else 1):
-        for number, _ in enumerate(loader):
-            if first and number < 8:
-                continue
-            sampler.advance()
-        first = False
-
-
-def test_an_epoch_without_a_step_is_told_once_another_has_steps(agent, capsys):
-    sampler, batches = resumed(done=8)
-    skip_all_that_is_left(sampler, batches, True)
-    skip_all_that_is_left(sampler, batches, False)
-    assert not notices(agent, capsys)
+def test_one_look_at_the_data_before_a_loop_of_its_own_is_not_told(agent, capsys):
+    """For the initial loss, or statistics."""
+    sampler, batches = resumed()
+    for _ in batches:
+        pass
+    for _ in range(3):
+        as_it_should(sampler, batches)
     next(iter(batches))
-    (sentence,) = notices(agent, capsys)
-    assert "took the last 4 batches of epoch 0" in sentence
+    assert not notices(agent, capsys)
 
 
 def test_nothing_is_told_of_a_loop_of_its_own_that_always_looks_first(agent, capsys):
@@ -300,6 +292,45 @@ def test_nothing_is_told_of_what_a_script_does_in_every_epoch(agent, capsys, tra
     assert not notices(agent, capsys)
 
 
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+def test_nothing_is_told_of_batches_that_a_thread_reads_ahead(agent, capsys, kind):
+    """It is four ahead at the first step, and the script leaves out the last three of an epoch."""
+    sampler, batches = resumed(kind)
+    with ThreadPoolExecutor(1) as thread:
+        for epoch in sampler.epochs(1):
+            iterator = iter(batches)
+            for _ in range(4):
+                thread.submit(next, iterator).result()
+            while (BATCHES - DONE) - counted_since(sampler) > 3:
+                sampler.advance()
+                thread.submit(next, iterator, None).result()
+            assert epoch == 0
+    assert not notices(agent, capsys)
+
+
+def counted_since(sampler):
+    done = sampler.position if hasattr(sampler, "position") else sampler.samples
+    return done - DONE
+
+
+def test_an_end_while_a_thread_has_read_all_that_is_left_is_not_told(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import threading, torch, malletrain
+        from torch.utils.data import DataLoader
+        sampler = malletrain.ElasticSampler(12, global_batch_size=1)
+        sampler.load_state_dict({**sampler.state_dict(), "position": 8})
+        loader = DataLoader(torch.arange(12), batch_sampler=sampler)
+        thread = threading.Thread(target=list, args=(loader,))
+        thread.start()
+        thread.join()
+        """)
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert "without a step" not in ended.stderr
+
+
 def test_nothing_is_told_of_an_end_in_the_resumed_epoch(agent, capsys):
     """At a maximum number of steps of the whole training."""
     sampler, batches = resumed(epoch=2)
@@ -331,9 +362,9 @@ def fewer_updates(sampler, loader):
 @pytest.mark.parametrize(
     ("epoch", "train", "expected"),
     [
-        (1, fewer_updates, "Epoch 1, {} sample 4, ended after 8 samples, and two others after all"),
-        (0, fewer_updates, "Epoch 0, {} sample 4, ended after 8 samples, and two others after all"),
-        (0, lambda *a: counted_to(6, *a), "ended after 10 samples, and two others after 6 samples"),
+        (1, fewer_updates, "Epoch 1, {} sample 4, ended after 8 samples, and two others after 12"),
+        (0, fewer_updates, "Epoch 0, {} sample 4, ended after 8 samples, and two others after 12"),
+        (0, lambda *a: counted_to(6, *a), "ended after 10 samples, and two others after 6"),
     ],
 )
 def test_an_epoch_of_another_length_than_two_others_is_told(agent, capsys, epoch, train, expected):
@@ -355,7 +386,56 @@ def test_the_length_of_the_epoch_before_is_in_the_state(agent, capsys):
     for _ in sampler.epochs(3):
         counted_to(6, sampler, batches)
     (sentence,) = notices(agent, capsys)
-    assert "ended after 10 samples, and two others after 6 samples" in sentence
+    assert "ended after 10 samples, and two others after 6" in sentence
+
+
+def stopped_at(length):
+    """One epoch of the run is shorter: a limit of every third epoch, or an early stop of one."""
+
+    def train(sampler, loader):
+        for _ in loader:
+            sampler.advance()
+            if sampler.epoch == 1 and sampler.position == length:
+                break
+
+    return train
+
+
+@pytest.mark.parametrize("length", [5, 6, 7, 9])
+def test_one_shorter_epoch_is_not_told_if_it_is_not_what_a_second_skip_does(agent, capsys, length):
+    sampler, batches = resumed(epoch=1)
+    for _ in sampler.epochs(4):
+        stopped_at(length)(sampler, batches)
+    assert not notices(agent, capsys)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+def test_the_length_of_an_epoch_without_a_sample_left_is_in_the_state(agent, capsys, kind):
+    sampler, batches = sampler_and_batches(kind)
+    for epoch in sampler.epochs(2):
+        if epoch:
+            break
+        as_it_should(sampler, batches)
+    for _ in itertools.islice(batches, DONE):
+        sampler.advance()
+    state = sampler.state_dict()
+    assert state["epoch_length"] == BATCHES
+    sampler, batches = sampler_and_batches(kind)
+    sampler.load_state_dict(state)
+    for _ in sampler.epochs(3):
+        counted_to(BATCHES - 2 * DONE if sampler.epoch == 1 else BATCHES, sampler, batches)
+    (sentence,) = notices(agent, capsys)
+    assert "ended after 8 " in sentence
+    assert "and two others after 12." in sentence
+
+
+def test_without_a_length_in_the_state_two_later_epochs_are_needed(agent, capsys):
+    """The epoch before may have been as short, as in a state that another sampler wrote."""
+    sampler, batches = resumed(epoch=1)
+    assert "epoch_length" not in sampler.state_dict()
+    for epoch in sampler.epochs(3):
+        counted_to(8 - DONE if epoch == 1 else BATCHES, sampler, batches)
+    assert not notices(agent, capsys)
 
 
 def test_a_number_of_steps_is_another_number_of_samples_at_each_scale(agent, capsys):
@@ -378,6 +458,19 @@ def test_a_number_of_steps_is_another_number_of_samples_at_each_scale(agent, cap
                 state = {**sampler.state_dict(), "position": sampler.position, "epoch": 0}
                 break
     assert ended == 5
+    assert not notices(agent, capsys)
+
+
+def test_in_live_mode_a_process_that_joins_resumes_no_epoch(agent, capsys, monkeypatch):
+    """The others have not loaded the state that it has, with the entries of a restart."""
+    monkeypatch.setenv("MALLETRAIN_LIVE", "1")
+    sampler, batches = sampler_and_batches("sampler")
+    state = {**sampler.state_dict(), "position": DONE}
+    sampler.load_state_dict({**state, "epoch_length": 6, "skipping_notice": True})
+    assert sampler.state_dict() == state
+    sampler.load_state_dict(state)
+    skip_by_counter(sampler, batches)
+    next(iter(batches))
     assert not notices(agent, capsys)
 
 

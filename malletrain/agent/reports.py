@@ -184,6 +184,10 @@ class WorkerReports:
                 }
                 reads["process"] = f"{sender.generation}.{sender.pid}"
                 self._send_or_queue(messages.Notice(self.job, sender.rank, "data", "", reads))
+            case local.OwnerNotice():
+                self._send_or_queue(
+                    messages.Notice(self.job, sender.rank, "script", datagram.sentence)
+                )
             case local.DrainDone():
                 reached(FaultPoint.AGENT_DRAINED)
                 return DrainServed(

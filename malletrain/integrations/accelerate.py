@@ -38,6 +38,7 @@ from malletrain.training import owner, report
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.module_attributes import ModuleNumbers
+from malletrain.training.objects import warn_about_unsaved_parameters
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
@@ -89,6 +90,7 @@ class Guard(StateGuard):
         self._numbers = self._begin_numbers()
         self._schedulers = self._watched_schedulers()
         self._step_end = StepEnd(self._after_step)
+        self._has_looked = False
         self._has_saved = False
         """Whether a step has saved since :meth:`step` was called."""
         self._saved_registered_states: str | None = None
@@ -240,10 +242,23 @@ class Guard(StateGuard):
             samples = sum(own for own, _ in self.sampler.upcoming(batches))
         self.sampler.advance(batches)
         malletrain.report(samples)
+        self._tell_unsaved_parameters()
         self.announce()
         self._step_end.step_done(self.sampler)
         saved, self._has_saved = self._has_saved, False
         return saved
+
+    def _tell_unsaved_parameters(self) -> None:
+        """Tell the user at the first step about parameters that no state has."""
+        if self._has_looked or rank_and_world()[0] != 0:
+            return
+        self._has_looked = True
+        with contextlib.suppress(Exception):  # a diagnosis must not stop the training
+            warn_about_unsaved_parameters(
+                {**self._models(), **self._others()},
+                "accelerator.save_state()",
+                "Prepare the module that has them, or register it (register_for_checkpointing).",
+            )
 
     def _after_step(self) -> None:
         if not self._accumulates and self._save_if_due():

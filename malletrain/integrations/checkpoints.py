@@ -46,6 +46,27 @@ def read_record(folder: str) -> dict[str, Any]:
         return {}
 
 
+def is_whole(record: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint is complete by its ``record``. Records of older releases do not
+    say so and count as complete; an empty record counts as incomplete.
+    """
+    return bool(record.get("whole", record))
+
+
+def has_rng_state(args: Any, checkpoint: str | None) -> bool:
+    """Return whether a checkpoint of Trainer has the file from which it restores the random
+    generators of this rank. ``args``: Trainer's arguments.
+    """
+    rank = f"_{args.process_index}" if args.world_size > 1 else ""
+    return os.path.exists(os.path.join(checkpoint or "", f"rng_state{rank}.pth"))
+
+
+def is_of_job(record: Mapping[str, Any], job: str, run: Owner) -> bool:
+    """Return whether a checkpoint belongs to ``job``, from which ``run`` may resume."""
+    recorded = owner.owner_of(record)
+    return recorded is not None and bool(job) and recorded.job == job and recorded.may_share(run)
+
+
 def write_record(folder: str, run: Owner, facts: Mapping[str, Any]) -> None:
     """Write the record of a checkpoint, atomically.
 

@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
 from malletrain.integrations import checkpoints, lightning_rounds
+from malletrain.integrations.callback_attributes import CallbackAttributes
 from malletrain.integrations.checkpoints import RandomStates
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
@@ -85,6 +86,11 @@ class MalleTrainCallback(Callback):
         """Results of the epoch so far over all ranks, for the checkpoint that is being written."""
         self._numbers = ModuleNumbers({})
         self._attributes = ModuleAttributes("MalleTrainCallback", {})
+        self._callbacks = CallbackAttributes(
+            "MalleTrainCallback",
+            ("state_dict", "on_save_checkpoint"),
+            "Give such a callback state_dict() and load_state_dict() if later steps need them.",
+        )
         self._files = ModelFiles(self.folder, self._run)
         self._schedulers = StepSchedulers()
         self._rng: dict[str, Any] = {}
@@ -236,6 +242,7 @@ class MalleTrainCallback(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Record the initial numbers, after all callbacks have set up the module."""
         self._attributes.begin()
+        self._callbacks.begun = False
         if self._batches is not None and self._batches.resumed == (0, 0):
             self._numbers.begin()
 
@@ -290,6 +297,8 @@ class MalleTrainCallback(Callback):
         (the learning rate) log once per step.
         """
         self._resume_rng()
+        if not self._callbacks.begun:  # other callbacks have set up what they need
+            self._callbacks.begin(trainer.callbacks)
         if self._loader is not None and self._loader.is_late:
             self._loader.draw()
             self._loader.is_late = False
@@ -378,6 +387,7 @@ class MalleTrainCallback(Callback):
         # First under another name: a crash while saving must leave the previous checkpoint.
         if trainer.is_global_zero:
             self._attributes.tell_changed()
+            self._callbacks.tell_changed()
         self._rng = rng.state()
         trainer.save_checkpoint(self.path + ".new")
         self._epoch_results, self._rng = {}, {}
@@ -407,6 +417,7 @@ class MalleTrainCallback(Callback):
             "results": self._epoch_results,
             "numbers": self._numbers.changed(),
             "rng": self._rng,
+            "callbacks_notice": self._callbacks.has_notice,
             **self._counts(),
         }
 
@@ -439,6 +450,7 @@ class MalleTrainCallback(Callback):
             )
         self._metrics = dict(saved.get("metrics", {}))
         self._loaded_rng = dict(saved.get("rng", {}))
+        self._callbacks.has_notice = bool(saved.get("callbacks_notice"))
         self._numbers.begin()  # after other callbacks have set up the module: one may freeze layers
         self._numbers.restore(saved.get("numbers", {}))
         self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)

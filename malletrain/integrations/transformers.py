@@ -26,12 +26,14 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 
 from malletrain.integrations import checkpoints
+from malletrain.integrations.callback_attributes import CallbackAttributes
 from malletrain.integrations.checkpoints import read_record, write_record
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.epoch_begin import undo_of
 from malletrain.training.module_attributes import ModuleNumbers
+from malletrain.training.objects import warn_about_unsaved_parameters
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
 from malletrain.training.tracking import mlflow_run, run_id
@@ -65,6 +67,12 @@ class MalleTrainCallback(TrainerCallback):
         self._epoch_over = False
         self._eval_on_start = False
         self._numbers = ModuleNumbers({})
+        self._callbacks = CallbackAttributes(
+            "MalleTrainCallback",
+            ("state",),
+            "Make such a callback an ExportableState, whose state() returns them, if later steps "
+            "need them.",
+        )
         self._rng: checkpoints.RandomStates | None = None
         """States of the random generators at the checkpoint from which the run resumes."""
         self._requested = self._postponed = False
@@ -87,7 +95,7 @@ class MalleTrainCallback(TrainerCallback):
         complete = [
             path
             for path in paths
-            if (_is_whole(records[path]) if records[path] else _has_trainer_state(path))
+            if (checkpoints.is_whole(records[path]) if records[path] else _has_trainer_state(path))
         ]
         recorded = [path for path in complete if records[path]]
         own_checkpoints = [
@@ -97,7 +105,7 @@ class MalleTrainCallback(TrainerCallback):
             folder, complete, records
         )
         newest = next(iter(paths), self._resumed)
-        if self._resumed and newest != self._resumed and not _is_whole(records[newest]):
+        if self._resumed and newest != self._resumed and not checkpoints.is_whole(records[newest]):
             report.tell(f"{newest} was not written to its end. Going on from {self._resumed}.")
         return self._resumed or None
 
@@ -112,7 +120,7 @@ class MalleTrainCallback(TrainerCallback):
             report.tell(f"Going on from the checkpoint {requested}, as requested.")
             return os.path.abspath(requested)
         of_requested_job = [
-            path for path in paths if _is_of_job(records[path], requested, self._run)
+            path for path in paths if checkpoints.is_of_job(records[path], requested, self._run)
         ]
         first = next(
             iter(of_requested_job or [path for path in paths if records[path]] or paths), ""
@@ -186,7 +194,7 @@ class MalleTrainCallback(TrainerCallback):
         def load_rng_state(checkpoint: str | None) -> None:
             load_rng(checkpoint)
             states, self._rng = self._rng, None
-            if states is not None and not _has_rng_state(trainer, checkpoint):
+            if states is not None and not checkpoints.has_rng_state(trainer.args, checkpoint):
                 states.load()
 
         handler.on_epoch_begin = on_epoch_begin
@@ -347,6 +355,7 @@ class MalleTrainCallback(TrainerCallback):
         self._epochs = state.global_step // self._batches.steps_per_epoch
         self._step = state.global_step % self._batches.steps_per_epoch
         self._eval_on_start = args.eval_on_start
+        self._callbacks.begun = False
         self._numbers = ModuleNumbers({"model": self._trainer.model})
         if self._resumed:
             args.eval_on_start = False  # done when the training started
@@ -359,8 +368,9 @@ class MalleTrainCallback(TrainerCallback):
         """Restore callbacks with a state (early stopping), plain numbers of the model, and the loss
         that is not logged yet.
         """
-        trainer = self._trainer
-        self._numbers.restore(read_record(self._resumed).get("numbers", {}))
+        trainer, record = self._trainer, read_record(self._resumed)
+        self._numbers.restore(record.get("numbers", {}))
+        self._callbacks.has_notice = bool(record.get("callbacks_notice"))
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
                 name = type(callback).__name__
@@ -369,7 +379,7 @@ class MalleTrainCallback(TrainerCallback):
                 states = states[-len(alike) :] if isinstance(states, list) else [states]
                 for each, stored in zip(alike, states, strict=False):
                     vars(each).update(stored.get("attributes", {}))
-        unlogged = read_record(self._resumed).get("unlogged")
+        unlogged = record.get("unlogged")
         if unlogged and hasattr(trainer, "_tr_loss"):
             loss, trainer._globalstep_last_logged = unlogged
             trainer._tr_loss += loss
@@ -405,6 +415,14 @@ class MalleTrainCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start a step at its first micro-batch."""
         self._micro = 0
+        if not self._callbacks.begun:  # other callbacks have set up what they need
+            self._callbacks.begin(self._trainer.callback_handler.callbacks)
+            if state.is_world_process_zero:
+                warn_about_unsaved_parameters(
+                    {"model": self._trainer.model, "optimizer": self._trainer.optimizer},
+                    "Trainer",
+                    "Make what has them, such as a loss, a module of the model.",
+                )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Count an optimizer step. A checkpoint of an epoch's last step is written only after the
@@ -436,6 +454,7 @@ class MalleTrainCallback(TrainerCallback):
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         if state.is_world_process_zero and self._batches is not None and os.path.isdir(folder):
             checkpoints.save_states(folder)
+            self._callbacks.tell_changed()
             plan = self._batches.plan
             facts = {
                 "global_batch_size": plan.global_batch_size,
@@ -444,6 +463,7 @@ class MalleTrainCallback(TrainerCallback):
                 "steps_per_epoch": self._batches.steps_per_epoch,
                 "unlogged": unlogged,
                 "numbers": self._numbers.changed(),
+                "callbacks_notice": self._callbacks.has_notice,
                 "ended": over,
                 "whole": True,
                 "requested": self._is_requested(state),
@@ -493,31 +513,11 @@ def _checkpoints(folder: str) -> list[str]:
     ]
 
 
-def _has_rng_state(trainer: Any, checkpoint: str | None) -> bool:
-    """Return whether the checkpoint has the file from which Trainer restores the random generators
-    of this rank.
-    """
-    rank = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
-    return os.path.exists(os.path.join(checkpoint or "", f"rng_state{rank}.pth"))
-
-
-def _is_whole(record: dict[str, Any]) -> bool:
-    """Return whether the checkpoint is complete by its record. Records of older releases do not say
-    so and count as complete; an empty record counts as incomplete.
-    """
-    return bool(record.get("whole", record))
-
-
 def _has_trainer_state(path: str) -> bool:
     """Return whether a checkpoint without a record, of another release or of Trainer alone, is
     complete: Trainer writes its state last.
     """
     return os.path.exists(os.path.join(path, "trainer_state.json"))
-
-
-def _is_of_job(record: dict[str, Any], job: str, mine: owner.Owner) -> bool:
-    recorded = owner.owner_of(record)
-    return recorded is not None and bool(job) and recorded.job == job and recorded.may_share(mine)
 
 
 def _check(trainer: Trainer) -> None:

@@ -228,6 +228,14 @@ class DataCacheFacts:
     source_us: int = 0
 
 
+@dataclass(frozen=True)
+class OwnerNotice:
+    """A sentence for the job's owner."""
+
+    sender: Sender
+    sentence: str
+
+
 Datagram = (
     WorkerProgress
     | StartupMark
@@ -240,6 +248,7 @@ Datagram = (
     | WorkLeft
     | BetweenEpochs
     | DataCacheFacts
+    | OwnerNotice
 )
 
 KINDS: dict[str, type[Any]] = {
@@ -254,6 +263,7 @@ KINDS: dict[str, type[Any]] = {
     "work": WorkLeft,
     "epoch": BetweenEpochs,
     "data": DataCacheFacts,
+    "notice": OwnerNotice,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 

@@ -14,12 +14,17 @@ counts as the start of the next epoch, as after the last step, unless the loop i
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from malletrain.protocol import env
 from malletrain.protocol.worker_channel import WorkLeft
-from malletrain.training.report import send, tell, training_over
+from malletrain.training.report import notice, send, tell, training_over
+from malletrain.training.resumed_epoch import Iteration, ResumedEpoch
 
 
 class LoopWatcher(Protocol):
@@ -69,8 +74,8 @@ class CountedEpochs:
         self._meet_before_close: Callable[[], None] | None = None
         self._watchers: list[LoopWatcher] = []
         self._begin_watchers: list[BeginWatcher] = []
-        self._requests = self._advances_before = 0
-        """Number of batches requested in this iteration, and of advances before it."""
+        self._iteration = Iteration()
+        self._resumed_epoch = ResumedEpoch(self._name, self._element_noun)
         self._stale = ""
         """Why the batches of this iteration are not those of the position; empty if they are."""
         self._requesting_thread: int | None = None
@@ -79,6 +84,7 @@ class CountedEpochs:
         """True from the moment at which the loop leaves the batches of an epoch early, until it
         requests the next epoch. :attr:`between_epochs` is then true.
         """
+        self._looks_at_exit = False
         self._prefetched = 0
         """Number of batches that the training loop reads ahead, for example with a prefetcher."""
         self.between_epochs = False
@@ -121,21 +127,23 @@ class CountedEpochs:
         """
         return (
             self._requesting_thread == threading.get_ident()
-            and self._requests == self._advances - self._advances_before
+            and self._iteration.requests == self._advances - self._iteration.counted_before
         )
 
     def _begin_requests(self, seen: bool) -> None:
         """Begin an iteration over batches. ``seen``: whether :meth:`_request_batch` will be called
         for each of them.
         """
-        self._requests, self._advances_before, self._stale = 0, self._advances, ""
+        self._tell_skipped()
+        start = (self.epoch, self._samples_done())
+        self._iteration, self._stale = Iteration(self._advances, start), ""
         self._requesting_thread = threading.get_ident() if seen else None
 
     def _request_batch(self) -> None:
         """Note that the loop requests a batch. Raises RuntimeError if it is of another position."""
         if self._stale:
             raise RuntimeError(self._stale)
-        self._requests += 1
+        self._iteration.requested(self._advances)
         self._requesting_thread = threading.get_ident()
         for watcher in self._watchers:
             watcher.batch_requested(self)
@@ -153,16 +161,49 @@ class CountedEpochs:
                 "batches do not belong to the state. Call iter(loader) after restore()."
             )
 
+    def _tell_skipped(self) -> bool:
+        """Tell the user about batches that the script has skipped where the run resumed. Return
+        whether they were told now.
+        """
+        sentence = self._resumed_epoch.after_skipping(self._iteration, self._advances)
+        self._notice(sentence)
+        return bool(sentence)
+
+    def _tell_skipped_at_exit(self) -> None:
+        if not self._tell_skipped() and not self.looping:
+            self._notice(self._resumed_epoch.at_end(self._iteration, self._advances))
+
+    def _notice(self, sentence: str) -> None:
+        if sentence and self.rank == 0:
+            notice(sentence)
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        """Note that the run has resumed from ``state`` of the subclass. In live mode only some
+        processes do so, and the state must be the same on all; there a skipped batch is an error.
+        """
+        if env.LIVE in os.environ:
+            return
+        self._resumed_epoch.load(state, self.epoch, self._samples_done())
+        if self._resumed_epoch.start is not None and not self._looks_at_exit:
+            self._looks_at_exit = True
+            atexit.register(_tell_skipped_at_exit, weakref.ref(self))
+
     def _leave_batches(self) -> None:
         """Note that the iterator of the batches is freed. If all batches that it yielded are
         trained on, the loop has left the epoch after a step.
         """
         expected, self._requesting_thread = self.expects_request, None
-        if not expected or not self._requests or self.between_epochs or not self._watchers:
+        requested = self._iteration.requests > 0
+        if not expected or not requested or self.between_epochs or not self._watchers:
             return
         self.leave_early()
         for watcher in self._watchers:
             watcher.batches_left(self)
+
+    def _count_batch(self) -> None:
+        """Note that ``advance()`` counts a batch."""
+        self._advances += 1
+        self._iteration.counted()
 
     def leave_early(self) -> None:
         """Note that the loop has left the batches of an epoch after one of its steps. The code that
@@ -240,7 +281,7 @@ class CountedEpochs:
             yield epoch
             if self._ended:
                 return
-            if self.left_early:
+            if is_left := self.left_early:
                 self._abandon_epoch()
                 self.left_early, self.between_epochs = False, True
             if self.between_epochs and self._meet_before_close is not None:
@@ -248,6 +289,8 @@ class CountedEpochs:
                 if self.epoch == epoch:
                     continue
             if self.between_epochs:
+                if not is_left:
+                    self._compare(epoch, self._complete_length())
                 self.finished = self.epoch >= count
                 self.close_epoch()
                 continue
@@ -278,10 +321,39 @@ class CountedEpochs:
 
     def _is_begun(self) -> bool:
         """Return whether a step of the epoch is done."""
-        raise NotImplementedError
+        return self._samples_done() > 0
 
     def _abandon_epoch(self) -> None:
         """Tell the user that the loop has left the epoch early, and move to the next epoch."""
+        if not self._tell_skipped():
+            tell(self._left_sentence(), once="epoch left")
+        self._compare(self.epoch, self._samples_done())
+        self._begin_next_epoch()
+
+    def _compare(self, epoch: int, length: int) -> None:
+        """Compare the length of an ended epoch, samples, with that in which the run resumed."""
+        size = self._constant_batch()
+        if size is not None and env.LIVE not in os.environ:
+            self._notice(self._resumed_epoch.after_epoch(epoch, length, size))
+
+    def _complete_length(self) -> int:
+        """Return the number of samples of the newest epoch that ended without one left."""
+        raise NotImplementedError
+
+    def _constant_batch(self) -> int | None:
+        """Return the number of samples of each step over all ranks; None if it changes."""
+        raise NotImplementedError
+
+    def _samples_done(self) -> int:
+        """Return the number of samples of the epoch that are done, over all ranks."""
+        raise NotImplementedError
+
+    def _left_sentence(self) -> str:
+        """Return the message that the loop has left the epoch early."""
+        raise NotImplementedError
+
+    def _begin_next_epoch(self) -> None:
+        """Move to the next epoch."""
         raise NotImplementedError
 
     def _keep_order(self, state: Mapping[str, Any]) -> None:
@@ -294,3 +366,10 @@ class CountedEpochs:
                 f"shuffle {self.shuffle}) would repeat {self._element_noun}s."
             )
         self.seed, self.shuffle = seed, shuffle
+
+
+def _tell_skipped_at_exit(reference: weakref.ref[CountedEpochs]) -> None:
+    """Look at the last iteration of a script that ends without requesting another epoch."""
+    epochs = reference()
+    if epochs is not None:
+        epochs._tell_skipped_at_exit()  # noqa: SLF001 (of this module)

@@ -59,7 +59,7 @@ class ModuleNumbers:
         for name, module in self._modules().items():
             initial = self._initial.get(name, {})
             changed_values = {path: value for path, value in self._values_of(module).items()
-                   if path not in initial or _differ(initial[path], value)}  # fmt: skip
+                   if path not in initial or differ(initial[path], value)}  # fmt: skip
             if changed_values:
                 changed[name] = changed_values
         return changed
@@ -104,10 +104,11 @@ def _as_kind_of(own: Any, value: Any) -> Any:
     import numpy
 
     same_kind = type(own)(value)
-    return numpy.asarray(value)[()] if _differ(same_kind.item(), value) else same_kind
+    return numpy.asarray(value)[()] if differ(same_kind.item(), value) else same_kind
 
 
-def _differ(first: Any, value: Any) -> bool:
+def differ(first: Any, value: Any) -> bool:
+    """Return whether two plain values differ."""
     return bool(first != value) and not (first != first and value != value)  # NaN is like NaN
 
 
@@ -163,9 +164,7 @@ class ModuleAttributes:
 
     def _marks(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Yield the name of each attribute, and what differs when its content does."""
-        from torch import Tensor, nn
-
-        from malletrain.training.torch_private import in_place_changes
+        from torch import nn
 
         common = vars(nn.Module()).keys()
         for name, value in self._objects.items():
@@ -179,12 +178,23 @@ class ModuleAttributes:
                 for attribute, content in vars(part).items():
                     if attribute in common or attribute in self._without:
                         continue
-                    full = ".".join(p for p in (name, plain_name(path), attribute) if p)
-                    if isinstance(content, Tensor) and not content.requires_grad:
-                        yield full, (id(content), in_place_changes(content))
-                    elif type(content).__name__ == "ndarray" and content.nbytes <= _MAX_BYTES:
-                        yield full, (content.shape, zlib.crc32(content.tobytes()))
-                    elif type(content) in (list, deque):
-                        yield full, (len(content), id(content[-1]) if content else 0)
-                    elif type(content) is dict:
-                        yield full, (len(content),)
+                    mark = content_mark(content)
+                    if mark is not None:
+                        yield ".".join(p for p in (name, plain_name(path), attribute) if p), mark
+
+
+def content_mark(content: Any) -> tuple[Any, ...] | None:
+    """Return what differs when the content of a list, dict, array or tensor does; None for others,
+    and for a tensor that is trained.
+    """
+    from torch import Tensor
+
+    from malletrain.training.torch_private import in_place_changes
+
+    if isinstance(content, Tensor):
+        return None if content.requires_grad else (id(content), in_place_changes(content))
+    if type(content).__name__ == "ndarray" and content.nbytes <= _MAX_BYTES:
+        return content.shape, zlib.crc32(content.tobytes())
+    if type(content) in (list, deque):
+        return len(content), id(content[-1]) if content else 0
+    return (len(content),) if type(content) is dict else None

@@ -13,7 +13,7 @@ right before its next update. Until then the script must add the other groups wi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -542,27 +542,46 @@ def _is_position_of_rank(value: Any) -> bool:
     return not names.isdisjoint({"StatefulDataLoader", "StatefulDistributedSampler"})
 
 
-def warn_about_unsaved_parameters(objects: Mapping[str, Any]) -> None:
+def warn_about_unsaved_parameters(
+    objects: Mapping[str, Any],
+    owner: str = "Snapshot",
+    advice: str = "Pass the module that has them, too, as in Snapshot(model=model, loss=loss, …).",
+) -> None:
     """Tell the user about parameters that an optimizer among ``objects`` trains and no module among
     them has, such as those of a loss with parameters: the optimizer's state would be restored, and
     the parameters would not. There is no message if no parameter of the optimizer is in a module of
-    ``objects``.
+    ``objects``. Never raises.
+
+    Args:
+        objects: the script's objects, by name.
+        owner: name of the class that was given the objects, for the message.
+        advice: sentence of the message that says what to do.
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
-    modules = [v for v in targets.values() if callable(getattr(v, "named_parameters", None))]
-    parameters = {id(p) for module in modules for p in module.parameters()}
     for name, value in targets.items():
-        groups = getattr(value, "param_groups", None)
-        if not isinstance(groups, list):
-            continue
-        matches = [id(p) in parameters for group in groups for p in group["params"]]
-        if any(matches) and not all(matches):
+        try:
+            count = _outside_parameters(value, targets.values())
+        except Exception:  # a diagnosis of a script's objects must not stop its training
+            return
+        if count:
             report.tell(
-                f"The optimizer {name!r} trains {matches.count(False)} parameters that are of no "
-                "module that Snapshot was given: after a rescale they begin anew. Pass the module "
-                "that has them, too, as in Snapshot(model=model, criterion=criterion, …).",
+                f"The optimizer {name!r} trains {count} parameters that are of no module that "
+                f"{owner} saves: after a rescale they begin anew. {advice}",
                 once=f"left out {name}",
             )
+
+
+def _outside_parameters(optimizer: Any, targets: Iterable[Any]) -> int:
+    """Return the number of parameters of ``optimizer`` that are of no module among ``targets``; 0
+    if all of them are.
+    """
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, list):
+        return 0
+    modules = (v for v in targets if callable(getattr(v, "named_parameters", None)))
+    parameters = {id(p) for module in modules for p in module.parameters()}
+    matches = [id(p) in parameters for group in groups for p in group["params"]]
+    return matches.count(False) if any(matches) else 0
 
 
 def parameter_count(objects: Mapping[str, Any]) -> int:

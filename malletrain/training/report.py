@@ -36,6 +36,7 @@ from malletrain.protocol.worker_channel import (
     Datagram,
     ModelFacts,
     Outbox,
+    OwnerNotice,
     ScriptMetric,
     Sender,
     StartupMark,
@@ -110,6 +111,15 @@ def tell(sentence: str, once: str | None = None) -> None:
         print(f"malletrain: {sentence}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):  # stderr is closed or absent
         pass
+
+
+def notice(sentence: str) -> None:
+    """Print a message to the user as :func:`tell` does, and show it with the job
+    (``malletrain show``), once in this process. Rank 0 calls it. Never raises.
+    """
+    if sentence not in sentence_keys:
+        tell(sentence, once=sentence)
+        send(OwnerNotice, sentence=sentence)
 
 
 def _env_int(name: str, default: int = 0) -> int:

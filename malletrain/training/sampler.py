@@ -29,7 +29,7 @@ from malletrain.training.report import tell, tell_batch
 from malletrain.training.sampler_loaders import (
     LoaderSeeds,
     SubsetCheck,
-    call_before_each_batch,
+    call_around_batches,
     calling_loader,
     calling_object,
     is_loader_iterator,
@@ -124,13 +124,8 @@ class ElasticSampler(CountedEpochs):
         """Orders of the two epochs that were used last, by (seed, epoch)."""
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {
-            "_loader_iterator": None,
-            "_loader_seeds": LoaderSeeds(),
-            "_size_checks": [],
-            "_has_batches": None,
-        }
-        return {**super().__getstate__(), **own}
+        own: dict[str, Any] = {"_loader_iterator": None, "_has_batches": None, "_size_checks": []}
+        return {**super().__getstate__(), **own, "_loader_seeds": LoaderSeeds()}
 
     def _make_plan(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
         if (global_batch_size is None) == (batch_size is None):
@@ -288,8 +283,8 @@ class ElasticSampler(CountedEpochs):
         if not 0 <= rank < world_size <= self.max_world_size:
             raise ValueError(
                 f"ElasticSampler: rank {rank} of {world_size} does not fit a job of at most "
-                f"{self.max_world_size} ranks; give the sampler "
-                "the largest number of ranks the job will ever have (max_world_size)."
+                f"{self.max_world_size} ranks; give the sampler the largest number of ranks the "
+                "job will ever have (max_world_size)."
             )
         batch = self.global_batch_size
         if self._batch_size_per_rank is not None:
@@ -315,7 +310,8 @@ class ElasticSampler(CountedEpochs):
         self._save_rng_state(caller)
         is_loader = is_loader_iterator(caller)
         self._loader_iterator = weakref.ref(caller, self._on_iterator_freed) if is_loader else None
-        self._begin_requests(is_loader and call_before_each_batch(caller, self._request_batch))
+        calls = (self._request_batch, lambda: self._iteration.ran_out(self._batches_yielded))
+        self._begin_requests(is_loader and call_around_batches(caller, *calls))
         self._batches_yielded, self._advances_at_start = 0, self._advances
         self._iteration_trains = not self.between_epochs
         self._iteration_start = (self.epoch, self.position)
@@ -341,10 +337,8 @@ class ElasticSampler(CountedEpochs):
         """Return the number of batches that the training loop has received and :meth:`advance` has
         not counted. A DataLoader with workers prefetches more than these.
         """
-        yielded, loader_iterator = (
-            self._batches_yielded,
-            self._loader_iterator() if self._loader_iterator is not None else None,
-        )
+        yielded = self._batches_yielded
+        loader_iterator = self._loader_iterator() if self._loader_iterator is not None else None
         if loader_iterator is not None:
             from malletrain.training.torch_private import batches_yielded
 
@@ -410,20 +404,26 @@ class ElasticSampler(CountedEpochs):
     # --- what the training loop needs ---
 
     def _samples_left(self, count: int) -> int:
-        batch = self.global_batch_size
-        epoch = self.num_samples - (self.num_samples % batch if self.drop_last else 0)
-        return max(0, (count - self.epoch) * epoch - self.position)
+        return max(0, (count - self.epoch) * self._complete_length() - self.position)
 
-    def _is_begun(self) -> bool:
-        return self.position > 0
+    def _constant_batch(self) -> int | None:
+        return self._script_size if self._script_size == self.global_batch_size else None
 
-    def _abandon_epoch(self) -> None:
-        tell(
+    def _samples_done(self) -> int:
+        return self.position
+
+    def _complete_length(self) -> int:
+        dropped = self.num_samples % self.global_batch_size if self.drop_last else 0
+        return self.num_samples - dropped
+
+    def _left_sentence(self) -> str:
+        return (
             f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples "
             "(as counted by sampler.advance()). If this is not intended, call advance() once for "
-            "each batch, also before a `continue`, or advance(batches=k) after k batches.",
-            once="epoch left",
+            "each batch, also before a `continue`, or advance(batches=k) after k batches."
         )
+
+    def _begin_next_epoch(self) -> None:
         self.set_position(self.epoch + 1, 0)
 
     def advance(self, batches: int = 1) -> None:
@@ -446,12 +446,11 @@ class ElasticSampler(CountedEpochs):
             if (self.epoch, next_position) > self._read_up_to:
                 raise RuntimeError(
                     "sampler.advance() was called more often than batches were taken from the "
-                    f"loader (epoch {self.epoch}, "
-                    f"sample {self.position}). Call it once per batch, and pass the sampler to "
-                    "the DataLoader as batch_sampler."
+                    f"loader (epoch {self.epoch}, sample {self.position}). Call it once per batch, "
+                    "and pass the sampler to the DataLoader as batch_sampler."
                 )
             self.position = next_position
-            self._advances += 1
+            self._count_batch()
             self.between_epochs = self._roll_over()
         if self._has_batches is not None and not self.drop_last:
             self._apply_next_size()
@@ -536,6 +535,7 @@ class ElasticSampler(CountedEpochs):
             "num_samples": self.num_samples,
             **{name: value for name, value in sizes.items() if value is not None},
             **self._subset.state(),
+            **self._resumed_epoch.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -555,15 +555,15 @@ class ElasticSampler(CountedEpochs):
         if state.get("num_samples") != self.num_samples:
             raise ValueError(
                 f"The sampler's state was written for a dataset of {state.get('num_samples')} "
-                "samples, but this one has "
-                f"{self.num_samples}. Train with the same data, or start anew with another "
-                "snapshot path."
+                f"samples, but this one has {self.num_samples}. Train with the same data, or start "
+                "anew with another snapshot path."
             )
         self._keep_order(state)
         self._load_sizes(state)
         self._subset.load(state)
         self.set_position(int(state["epoch"]), int(state["position"]))
-        if self._batches_yielded and not self._requests:
+        self._resume(state)
+        if self._batches_yielded and not self._iteration.requests:
             self._refuse_prefetched(self._iteration_start, (self.epoch, self.position))
 
     def _load_sizes(self, state: Mapping[str, Any]) -> None:

@@ -57,13 +57,16 @@ def is_loader_iterator(caller: object) -> bool:
     return any(cls.__name__ == "_BaseDataLoaderIter" for cls in type(caller).__mro__)
 
 
-def call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
-    """Call ``function`` each time a batch is requested from a DataLoader's iterator. Return False
-    if the installed torch has no place for that.
+def call_around_batches(
+    iterator: Any, before_each: Callable[[], None], after_all: Callable[[], None]
+) -> bool:
+    """Call ``before_each`` each time a batch is requested from a DataLoader's iterator, and
+    ``after_all`` when there is none left. Return False if the installed torch has no place for
+    that.
     """
     from malletrain.training import step_hooks
 
-    return step_hooks.call_before_each_batch(iterator, function)
+    return step_hooks.call_around_batches(iterator, before_each, after_all)
 
 
 def reject_wrapper(sampler: object, caller: object) -> None:

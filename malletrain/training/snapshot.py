@@ -45,6 +45,7 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
+from malletrain.training.scheduled_rates import ScheduledRates
 from malletrain.training.schedulers import LoopRates, Schedulers
 from malletrain.training.sharded_state import check_gradients, is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
@@ -173,6 +174,7 @@ class Snapshot:
         self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
+        self._scheduled_rates = ScheduledRates(objects)
         self._attributes = ModuleAttributes(self._caller, objects)
         self._averages = UnsavedAverages(self._caller, objects)
         # elastic.Run refuses the updates of others itself
@@ -242,6 +244,7 @@ class Snapshot:
             self._steps = int(payload.get("steps", 0))
             self._numbers.restore(payload.get("numbers", {}))
             self._dict_tensors.restore(payload.get("dict_tensors", {}))
+            self._scheduled_rates.restore(payload.get("scheduled_rates", {}))
             self._rates.restore(payload.get("rates", {}))
             self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
             if seeds is not None:
@@ -376,6 +379,7 @@ class Snapshot:
             "rates": self._rates.state(),
             "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
+            "scheduled_rates": self._scheduled_rates.state(),
             "unsaved_optimizers": self._optimizers.kinds(),
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_saved_at,

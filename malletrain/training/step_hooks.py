@@ -1,6 +1,6 @@
 """Replaces functions of torch, so that the library sees the steps of a script without a change to
 it: the request of a batch of a DataLoader, which ends the step before
-(:func:`call_before_each_batch`), and the parts of a training step, for
+(:func:`call_around_batches`), and the parts of a training step, for
 :mod:`malletrain.training.step_times`.
 
 The parts are a wait for a batch of a DataLoader, a wait for a collective, the broadcast of a
@@ -34,19 +34,24 @@ from malletrain.training.torch_private import (
 
 _MARK = "counts_for_malletrain"
 """Attribute of a replaced function."""
-_BEFORE_BATCH = "_malletrain_before_batch"
-"""Attribute of a DataLoader's iterator: function that is called before each batch."""
+_AROUND_BATCHES = "_malletrain_around_batches"
+"""Attribute of a DataLoader's iterator: the functions that are called before each batch, and when
+there is none left.
+"""
 
 
-def call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
-    """Call ``function`` each time the script requests a batch from a DataLoader's ``iterator``.
-    Return False if ``iterator`` is none that this torch makes.
+def call_around_batches(
+    iterator: Any, before_each: Callable[[], None], after_all: Callable[[], None]
+) -> bool:
+    """Call ``before_each`` each time the script requests a batch from a DataLoader's ``iterator``,
+    and ``after_all`` when there is none left. Return False if ``iterator`` is none that this torch
+    makes.
     """
     loader_iterator = batches_class()
     if loader_iterator is None or not isinstance(iterator, loader_iterator):
         return False
     _see_batches(loader_iterator)
-    setattr(iterator, _BEFORE_BATCH, function)
+    setattr(iterator, _AROUND_BATCHES, (before_each, after_all))
     return True
 
 
@@ -61,10 +66,16 @@ def _see_batches(loader_iterator: Any) -> None:
 
     @functools.wraps(original)
     def next_batch(iterator: Any) -> Any:
-        before = iterator.__dict__.get(_BEFORE_BATCH)
-        if before is not None:
-            before()
-        return measured(iterator)
+        calls = iterator.__dict__.get(_AROUND_BATCHES)
+        if calls is None:
+            return measured(iterator)
+        before_each, after_all = calls
+        before_each()
+        try:
+            return measured(iterator)
+        except StopIteration:
+            after_all()
+            raise
 
     _replace(loader_iterator, "__next__", next_batch)
 

@@ -342,6 +342,7 @@ class ElasticStream(CountedEpochs):
         whole_number("the batch size", size, "ElasticStream")
         assert size is not None
         self.global_batch_size = size
+        self._is_batch_constant = batch_size is None
         if not len(shards):
             raise ValueError("ElasticStream: there are no shards to read.")
         if size < (self.max_world_size if batch_size is None else self.world_size):
@@ -359,10 +360,11 @@ class ElasticStream(CountedEpochs):
         self._group = group
         self._in_progress: deque[_StepInProgress] = deque()
         super().__init__()
+        self.samples = 0
         self._begin(0)
 
     def _begin(self, epoch: int, position: StreamPosition | None = None, samples: int = 0) -> None:
-        self.epoch = epoch
+        self.epoch, self._length = epoch, self.samples
         self.samples = samples
         """Number of records of this epoch that are done, over all ranks."""
         self._position = position or StreamPosition(len(self.shards))
@@ -384,6 +386,7 @@ class ElasticStream(CountedEpochs):
                 self._request_batch()
                 batch = next(batches, missing)
                 if batch is missing:
+                    self._iteration.ran_out(self._iteration.requests - 1)
                     return
                 yield batch
         finally:
@@ -470,15 +473,22 @@ class ElasticStream(CountedEpochs):
 
     # --- what the training loop needs ---
 
-    def _is_begun(self) -> bool:
-        return self.samples > 0
+    def _constant_batch(self) -> int | None:
+        return self.global_batch_size if self._is_batch_constant else None
 
-    def _abandon_epoch(self) -> None:
-        tell(
+    def _samples_done(self) -> int:
+        return self.samples
+
+    def _complete_length(self) -> int:
+        return self._length  # of the epoch before
+
+    def _left_sentence(self) -> str:
+        return (
             f"Epoch {self.epoch} was left after {self.samples} records (as counted by "
-            "stream.advance()). If this is not intended, call advance() once for each batch.",
-            once="epoch left",
+            "stream.advance()). If this is not intended, call advance() once for each batch."
         )
+
+    def _begin_next_epoch(self) -> None:
         self._begin(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
@@ -501,7 +511,7 @@ class ElasticStream(CountedEpochs):
             step = self._in_progress.popleft()
             self._position = step.deal.position(step.cursors())
             self.samples += step.total
-            self._advances += 1
+            self._count_batch()
             if not self._position.remaining():
                 self._begin(self.epoch + 1)
                 self.between_epochs = True
@@ -546,6 +556,7 @@ class ElasticStream(CountedEpochs):
             "shuffle": self.shuffle,
             "shards": len(self.shards),
             **(StreamPosition(len(self.shards)) if self.left_early else self._position).state(),
+            **self._resumed_epoch.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -570,3 +581,4 @@ class ElasticStream(CountedEpochs):
         self._keep_order(state)
         position = StreamPosition.from_state(len(self.shards), state)
         self._begin(int(state["epoch"]), position, int(state["samples"]))
+        self._resume(state)

@@ -41,6 +41,7 @@ _RESTART = {
         *("optimizers_in_list", "centered"),
     ),
     "resumed_reports": ("tensor_rate", "cyclic", "spectral", "skipped_schedule"),
+    "further_reports": ("param_scheduler",),
     "epoch_begins": (
         *("scheduled_first", "decayed_first", "epoch_sums", "teacher_first", "drawn_first"),
     ),
@@ -56,6 +57,7 @@ _RESTART = {
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
         *("monitored", "clipped", "swapped"),
     ),
+    "further_lightning_reports": ("stopping_within",),
     "accelerate_loop": (
         "accelerate",
         "accelerate_several_models",
@@ -87,6 +89,7 @@ _LIVE = {
         "drawn_first_live",
     ),
     "resumed_reports": ("tensor_rate_live", "cyclic_live", "spectral_live"),
+    "further_reports": ("param_scheduler_live",),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
         "optimizers_in_list",
@@ -101,6 +104,7 @@ _NEEDS = {
     "hugging_face_reports": "transformers",
     "lightning_trainer": "lightning",
     "lightning_reports": "lightning",
+    "further_lightning_reports": "lightning",
     "accelerate_loop": "accelerate",
     "accelerate_reports": "accelerate",
     "diffusers_reports": "diffusers",

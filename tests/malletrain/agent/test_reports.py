@@ -109,6 +109,7 @@ def test_everything_else_is_sent_at_once(reports, daemon):
     reports.take(local.SnapshotTaken(sender(), True, "/p", 10, 0.5, 80.0, 10))
     reports.take(local.SnapshotTaken(sender(), False, "/p", 0, 0.5, 80.0, 10, "The disk is full."))
     reports.take(local.ModelFacts(sender(), 1000, None))
+    reports.take(local.OwnerNotice(sender(), "3 batches are left out."))
     assert daemon.got[0] == messages.Mark("j1", 1, 0, "import", 5.0)
     assert [
         (m.kind, m.sentence, m.data.get("saved"), m.data.get("parameters")) for m in daemon.got[1:]
@@ -116,6 +117,7 @@ def test_everything_else_is_sent_at_once(reports, daemon):
         ("snapshot", "", True, None),
         ("snapshot", "The disk is full.", False, None),
         ("profile", "", None, 1000),
+        ("script", "3 batches are left out.", None, None),
     ]
     assert daemon.got[1].data["samples"] == 80.0
 

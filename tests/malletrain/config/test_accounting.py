@@ -51,7 +51,7 @@ def test_the_rules_reach_the_controller_and_the_scavenger():
         (
             '[gaps]\nclasses = ["a100", "h100"]\n[accounting]\nwatts = ["a100 1 2"]',
             [True, None],
-            "nothing of h100",
+            "does not name h100",
         ),
     ],
 )

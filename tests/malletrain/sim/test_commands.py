@@ -139,7 +139,10 @@ def test_a_real_log_gives_the_jobs(week, tmp_path):
         (["--trace", "none.csv"], "There is no such file"),
         (["--nodes", "41"], "Cannot draw 41 nodes"),
         (["--curves", "none.csv"], "There is no such file"),
-        (["--workload", "none.csv"], "no workload none.csv; give hpo, nas, or the path"),
+        (
+            ["--workload", "none.csv"],
+            "--workload none.csv is no workload and no file; give hpo, nas, or the path",
+        ),
         (["--node-list", "none.txt"], "The node list cannot be read: No such file or directory."),
         (["--node-list", "latin"], "The node list is not text in UTF-8."),
         (["--jobs", "none.swf"], "There is no such file"),

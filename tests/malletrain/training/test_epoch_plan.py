@@ -45,5 +45,5 @@ def test_a_position_survives_being_written(position):
 
 def test_a_position_of_another_dataset_is_refused():
     state = StreamPosition(9, frozenset({7}), {}).state()
-    with pytest.raises(ValueError, match="beyond the 3 shards"):
+    with pytest.raises(ValueError, match="beyond the 3 of this stream"):
         StreamPosition.from_state(3, state)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
 from malletrain.elastic import membership
+from tests.malletrain.elastic.gates import wait_at_gate
 from tests.malletrain.elastic.scripts import data
 from tests.waiting import NEVER_S
 
@@ -71,7 +72,7 @@ def train(folder: str, options: dict[str, Any]) -> None:
             number = run.steps_done
             if number in options.get("gates", ()):
                 note(kind="gate", number=number)
-                _wait_for(Path(folder, f"go-{number}"))
+                wait_at_gate(Path(folder, f"go-{number}"), run)
             with run.step() as step:
                 optimizer.zero_grad()
                 (((net(x) - y) ** 2).mean() * run.loss_weight).backward()

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
 from malletrain.elastic import group, membership
+from tests.malletrain.elastic.gates import wait_at_gate
 
 # A worker that stands still for a while is neither lost nor beyond help.
 group.CONNECT_TIMEOUT_S, membership.LAST_RESORT_S = 60.0, 120.0
@@ -89,11 +90,8 @@ def train(folder: str, options: dict[str, Any]) -> None:
             if options.get("digest"):
                 record["digest"] = run.digest()
             os.write(log, json.dumps(record).encode() + b"\n")
-            while (
-                run.steps_done in options.get("gates", ())
-                and not Path(folder, f"go-{run.steps_done}").exists()
-            ):
-                time.sleep(0.005)
+            if run.steps_done in options.get("gates", ()):
+                wait_at_gate(Path(folder, f"go-{run.steps_done}"), run)
             if Path(folder, "stop").exists():
                 run.request_stop()
     run.save()

@@ -18,6 +18,7 @@ from malletrain import ElasticSampler
 from malletrain.elastic.errors import Interrupted
 from malletrain.elastic.group import Group
 from malletrain.elastic.sharded import copies, moving, sharing
+from tests.malletrain.elastic.gates import wait_at_gate
 from tests.malletrain.elastic.scripts import data
 
 RATE = 0.01
@@ -154,11 +155,8 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
             center.fill_(run.steps_done)
             if fault and not joins and run.steps_done in options["gates"]:
                 die_at(fault)
-            while (
-                run.steps_done in options.get("gates", ())
-                and not Path(folder, f"go-{run.steps_done}").exists()
-            ):
-                time.sleep(0.005)
+            if run.steps_done in options.get("gates", ()):
+                wait_at_gate(Path(folder, f"go-{run.steps_done}"), run)
             if Path(folder, "stop").exists():
                 run.request_stop()
     center.fill_(run.steps_done)  # another rank may have finished the last step for this one

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import malletrain.elastic as elastic
 from tests.malletrain.elastic.conductor import conducted
+from tests.malletrain.elastic.gates import wait_at_gate
 from tests.malletrain.elastic.scripts import data
 from tests.malletrain.elastic.sharded import scripts
 from tests.malletrain.elastic.sharded.test_live import that_count
@@ -88,8 +88,8 @@ def train(folder: str, replicate_every: int) -> None:
                 "generation": step.generation,
             }
             os.write(log, json.dumps(record).encode() + b"\n")
-            while run.steps_done in OPTIONS["gates"] and not Path(folder, "go").exists():
-                time.sleep(0.005)
+            if run.steps_done in OPTIONS["gates"]:
+                wait_at_gate(Path(folder, "go"), run)
 
 
 def alone() -> list[float]:

@@ -2,8 +2,9 @@
 checkpoint includes, such as counters, sums and lists: in a process that resumes they are as the
 script makes them.
 
-Decides which attributes are told: those that a class of the script's own has, that differ from
-their value before the first step, and that hold numbers, texts, lists, dicts, arrays or tensors.
+Decides which attributes the message names: those that a class of the script's own has, that differ
+from their value before the first step, and that hold numbers, texts, lists, dicts, arrays or
+tensors.
 Left out are callbacks of installed packages, those whose own class says what is saved, the
 attributes that a base class of a package uses itself, and points in time.
 """

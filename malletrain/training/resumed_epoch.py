@@ -2,8 +2,8 @@
 resumes: a loader begins at the first sample that was not trained on, and a script that was written
 for another loader skips the same batches once more, or counts its batches from 0.
 
-Decides which epochs are told. A script may leave out batches in every epoch (a limit, a ``break``,
-a last group of micro-batches that is dropped), so one of these facts is needed:
+Decides about which epochs there is a message. A script may leave out batches in every epoch (a
+limit, a ``break``, a last group of micro-batches that is dropped), so one of these facts is needed:
 
 * The batches of the resumed epoch ran out, and those that were not counted were taken before its
   first step.
@@ -116,7 +116,7 @@ class ResumedEpoch:
 
     def at_end(self, iteration: Iteration, counted: int) -> str:
         """Return the message about batches of the resumed epoch that a script with a loop of its
-        own took without a step before it ends; empty if nothing is to be told. ``iteration``: the
+        own took without a step before it ends; empty if there is none. ``iteration``: the
         newest one.
         """
         batches = iteration.without_step(counted) if iteration.start == self.start else 0
@@ -131,8 +131,8 @@ class ResumedEpoch:
         )
 
     def after_skipping(self, iteration: Iteration, counted: int) -> str:
-        """Return the message about batches that were skipped in ``iteration``; empty if nothing is
-        to be told.
+        """Return the message about batches that were skipped in ``iteration``; empty if there
+        is none.
         """
         batches = iteration.skipped(counted) if iteration.start == self.start else 0
         if self._has_notice or not batches or self.start is None:
@@ -148,7 +148,7 @@ class ResumedEpoch:
 
     def after_epoch(self, epoch: int, length: int, batch_size: int) -> str:
         """Note that ``epoch`` has ended after ``length`` samples. Return the message about an
-        earlier one; empty if nothing is to be told. ``batch_size``: samples per step.
+        earlier one; empty if there is none. ``batch_size``: samples per step.
         """
         if self.start is not None and self.start[0] == epoch:
             self._length = length

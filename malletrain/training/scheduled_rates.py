@@ -2,8 +2,8 @@
 script passes, such as a scheduler, has another rate after the restore than when the snapshot was
 taken. The state of the optimizer, of a class of the script's own, has another rate.
 
-Decides which objects are told: each once in a job. Rates that are tensors are left out, and objects
-whose optimizer cannot be read.
+Decides which objects the messages name: each once in a job. Rates that are tensors are left out,
+and objects whose optimizer cannot be read.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from malletrain.elastic import peer_pickles
 from malletrain.elastic.module_modes import ModuleModes
-from malletrain.elastic.sharded import training
+from malletrain.elastic.sharded import sharing, training
 from malletrain.elastic.sharded.chunks import Chunk
 from malletrain.elastic.sharded.copies import ShardStanding, Version
 from malletrain.elastic.state import Holder, Slot
@@ -117,3 +118,20 @@ def test_a_whole_state_is_sent_by_name_to_those_that_know_it(by_name):
     for tensor, value in zip(received, tensors, strict=True):
         tensor.copy_(value)
     assert state.restore(skeleton, received) == {"steps": 3}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_all_ranks_of_a_sharded_model_are_sent_what_their_exchange_has(monkeypatch, version):
+    sent = []
+
+    def all_gather_object(values, value):
+        sent.append(value)
+        values[:] = [value] * len(values)
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
+    group = SimpleNamespace(several=True, place=SimpleNamespace(size=2), layout=EXCHANGES[version])
+    assert sharing.all_gather(group, VERSION) == [VERSION, VERSION]
+    if EXCHANGES[version].by_name:
+        assert of_malletrain(sent[0]) == {("malletrain.elastic.peer_pickles", "rebuilt")}
+    else:
+        assert sent == [VERSION]

@@ -1,5 +1,5 @@
-"""Common parts of both kinds of connection: the setup of the socket, its handshake, the frames of a
-request, and the decoding of an answer.
+"""What the blocking and the asyncio connection to the daemon share: socket, handshake, the frames
+of a request, and the decoding of an answer.
 
 Waits for nothing: :mod:`malletrain.client.connection` blocks, :mod:`malletrain.client.aio` does
 not.

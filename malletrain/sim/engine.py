@@ -1,5 +1,5 @@
-"""The second shell of the controller: a virtual clock, a trace instead of a machine, model jobs
-instead of processes.
+"""The simulation: the daemon's own controller on a virtual clock, with a trace instead of a machine
+and model jobs instead of processes.
 
 :class:`Simulation` decides the order of events and applies the controller's commands to model jobs.
 It tells the controller of a job's submission (:func:`submission`) and progress (:func:`work_done`).

@@ -1,4 +1,4 @@
-"""Lists for each entry of which one submission has a job or a task.
+"""Inputs of one submission that makes many jobs (``--array``) or many tasks (a farm's table).
 
 ``--array``: decides which indices exist and where ``{index}`` is replaced.
 

@@ -1,5 +1,5 @@
-"""The search for the layout of one job's nodes: measured from the job's progress records, and
-shown. Pure: times come with the data.
+"""Search for a job's best layout (processes, threads and loader workers of a node), fed with its
+progress records, and its view for ``malletrain show``. Pure: times come with the data.
 
 Decides what of a round is measured for the search, and the sentences about it.
 :mod:`jpa.layout` decides which layout comes next, :mod:`malletrain.daemon.jobs.layouts` when the

@@ -1,4 +1,5 @@
-"""Records exceptions of message handlers. Such an exception costs the message, never the daemon.
+"""Records exceptions of message handlers, and refuses messages that fail again and again. Such an
+exception costs the message, never the daemon.
 
 Decides what is reported to operators. Decides that after repeated failures of one sender's messages
 of one kind, such messages are refused for a while. If memory and store may differ after a failure

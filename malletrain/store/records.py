@@ -180,7 +180,7 @@ STARTED = "start"
 
 @dataclass(frozen=True)
 class RescaleRow:
-    """One change of scale."""
+    """One finished change of scale, as :mod:`malletrain.daemon.jobs.monitor` measures it."""
 
     job: str
     """Id of the job."""
@@ -194,14 +194,18 @@ class RescaleRow:
     """Number of nodes after it."""
     began: float
     """Time of the decision."""
-    ended: float | None = None
-    """Time of the first sample after it; None before."""
-    cost_s: float | None = None
-    """Time from the last sample before to the first sample after it, seconds; None until it is
-    known.
+    ended: float
+    """Time of the first sample after it."""
+    cost_s: float
+    """Time from the last sample before it (for ``start``: from the decision) to the first sample
+    after it, seconds.
     """
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Name of a phase → its duration, seconds."""
+    """Name of a phase → its duration, seconds, in order: ``detect`` (a loss is detected and a plan
+    computed), ``warm`` (joiners start; the others train), ``drain`` (snapshot), ``rendezvous``,
+    ``start`` (processes), ``import``, ``build`` (model), ``state`` (load), ``first`` (to the first
+    sample).
+    """
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class UnfinishedJobs:
             row,
             spec,
             rounds,
-            JobMonitor(row.samples, row.samples_before, row.generation),
+            JobMonitor(row.samples, row.samples_before, row.generation, row.id),
             checkpointed_at=state.clock.now(),
         )
         run.tuner = state.layouts.restore(row.id, spec)
@@ -295,7 +295,7 @@ class UnfinishedJobs:
         """Store the finished rescales of a job, and pass their costs to the controller."""
         for r in run.monitor.finished_rescales():
             with self._transactions.begin():
-                self._state.repository.rescale(run, r)
+                self._state.repository.rescale(r)
                 if r.kind in RESCALE_KINDS:
                     self._transactions.feed(RescaleCostMeasured(run.row.id, r.kind, r.cost_s))
 

@@ -26,6 +26,7 @@ from itertools import islice
 
 from jpa.measure import Measurement, steady_throughput
 from malletrain.protocol import messages
+from malletrain.store.records import RescaleRow
 
 REPORTS_PER_RANK = 64
 """Number of reports that are kept of each rank."""
@@ -120,32 +121,6 @@ MARKS = frozenset({"start", "import", "restoring", "restored"})
 """Points of a start-up that divide a rescale into its phases."""
 
 
-@dataclass(frozen=True)
-class RescaleRecord:
-    """One finished rescale. ``cost_s``: seconds from the last sample before it to the first sample
-    after it (for ``start``: from the decision to the first sample).
-
-    ``phases`` in seconds, in order: ``detect`` (a loss is detected and a plan computed), ``warm``
-    (joiners start; the others train), ``drain`` (snapshot), ``rendezvous``, ``start`` (processes),
-    ``import``, ``build`` (model), ``state`` (load), ``first`` (to the first sample).
-    """
-
-    generation: int
-    """Number of the round that it led to."""
-    kind: str
-    """``start``, ``up``, ``down``, ``loss`` or ``same``."""
-    from_nodes: int
-    """Number of nodes before it."""
-    to_nodes: int
-    """Number of nodes after it."""
-    began: float
-    """Time of the decision, seconds."""
-    ended: float
-    """Time of the first sample after it, seconds."""
-    cost_s: float
-    phases: dict[str, float]
-
-
 @dataclass
 class PendingRescale:
     """An unfinished rescale."""
@@ -179,9 +154,13 @@ class JobMonitor:
         total: samples counted before this monitor was created (from the store).
         before: samples counted before round ``generation`` (from the store).
         generation: the round that the counts of the workers belong to.
+        job: its id, for the rows of its rescales.
     """
 
-    def __init__(self, total: float = 0.0, before: float = 0.0, generation: int = 0) -> None:
+    def __init__(
+        self, total: float = 0.0, before: float = 0.0, generation: int = 0, job: str = ""
+    ) -> None:
+        self._job = job
         self._floor = total
         self._since = generation
         self.before = before
@@ -200,7 +179,7 @@ class JobMonitor:
         self._mean_report_interval_s = 0.0
         self.slices: dict[int, float] = {}
         self.pending: PendingRescale | None = None
-        self._finished: list[RescaleRecord] = []
+        self._finished: list[RescaleRow] = []
 
     # --- totals and rates ---
 
@@ -464,7 +443,7 @@ class JobMonitor:
         ):
             pending.marks[mark.name] = max(mark.time, pending.marks.get(mark.name, mark.time))
 
-    def finished_rescales(self) -> list[RescaleRecord]:
+    def finished_rescales(self) -> list[RescaleRow]:
         """Return the rescales that finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -490,7 +469,8 @@ class JobMonitor:
                 phases[name] = max(0.0, end - at)
                 at = max(at, end)
         self._finished.append(
-            RescaleRecord(
+            RescaleRow(
+                self._job,
                 pending.generation,
                 pending.kind,
                 pending.from_nodes,

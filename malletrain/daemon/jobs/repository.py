@@ -27,7 +27,7 @@ from malletrain.core.start_costs import (
 )
 from malletrain.daemon.jobs.layout_tuner import LayoutTuner
 from malletrain.daemon.jobs.logsink import delete_old_logs
-from malletrain.daemon.jobs.monitor import JobMonitor, RescaleRecord, SampleCount
+from malletrain.daemon.jobs.monitor import JobMonitor, SampleCount
 from malletrain.daemon.jobs.step_windows import StepWindows, step_times_record
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
@@ -313,14 +313,14 @@ class JobRepository:
                 )
             )
 
-    def rescale(self, run: ActiveJob, r: RescaleRecord) -> None:
+    def rescale(self, r: RescaleRow) -> None:
         """Store a finished rescale and its cost."""
-        self._store.put_rescale(RescaleRow(run.row.id, **vars(r)))
+        self._store.put_rescale(r)
         self._metrics.rescale(r.kind, r.cost_s)
         self._audit.record(
             EventKind.RESCALE_FINISHED,
             _rescale_sentence(r),
-            job=run.row.id,
+            job=r.job,
             generation=r.generation,
             cost_s=r.cost_s,
             phases=r.phases,
@@ -367,7 +367,7 @@ class JobRepository:
             self._audit.record(EventKind.JOB_NOTICE, sentence, job=run.row.id)
 
 
-def _rescale_sentence(r: RescaleRecord) -> str:
+def _rescale_sentence(r: RescaleRow) -> str:
     nodes = counted(r.to_nodes, "node")
     if r.kind == "start":
         return f"Started on {nodes}; the first sample came {r.cost_s:.2f} s after the decision."

@@ -17,7 +17,7 @@ def marks(monitor, generation, **times):
 
 
 def test_a_start_is_split_into_its_phases():
-    m = JobMonitor()
+    m = JobMonitor(job="j7")
     m.rescale_began((), ("a",), 100.0)
     m.forming(1, ("a",), 103.0)
     m.workers_running(1, 103.5)
@@ -46,6 +46,7 @@ def test_a_start_is_split_into_its_phases():
         }
     )
     assert sum(r.phases.values()) == pytest.approx(r.cost_s)
+    assert r.job == "j7"
     assert m.finished_rescales() == []
 
 

@@ -395,16 +395,18 @@ _PBS_RECORD = re.compile(r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d;\w;[^;]*;")
 CLOCK_CHANGE_S = 3600.0
 """By how much clocks are put forward and back, seconds."""
 _PBS_START = re.compile(r"(?:^|\s)start=(\d+)(?:\s|$)")
+_PBS_NODE_DOWN = "Job deleted, execution node"
 
 
 def read_pbs(path: str | Path) -> JobLog:
     """Read PBS accounting logs: a directory of files named by day (``server_priv/accounting``), or
     one file.
 
-    Start records (S) open a job; end (E), rerun (R) and abort (A) records close it (PBS
-    Professional, Administrator's Guide, chapter "Accounting"). Other records are skipped. The time
-    of a record is local time of the machine; start and end in it are seconds since the epoch.
-    Starts show the difference between the time zones of the machine and the reader.
+    Start records (S) open a job; end (E), rerun (R) and abort (A) records close it, and deletions
+    (D) because a node is down, which have no E (PBS Professional, Administrator's Guide, chapter
+    "Accounting"; OpenPBS, node_manager.c). Other records are skipped. The time of a record is local
+    time of the machine; start and end in it are seconds since the epoch. Starts show the difference
+    between the time zones of the machine and the reader.
 
     Raises:
         WorkloadError: a file cannot be read; the message names file and line.
@@ -441,7 +443,7 @@ def read_pbs(path: str | Path) -> JobLog:
         at, kind, name, message = record.split(";", 3)
         since = min(since, _pbs_time(at))
         counts["suspended"] += kind == "z"
-        if kind not in "SERAu":
+        if kind not in "SERADus" or (kind == "D" and not message.startswith(_PBS_NODE_DOWN)):
             continue
         start = _PBS_START.search(message)
         if kind == "S" and start is not None and "exec_host=" in message:
@@ -459,25 +461,22 @@ def read_pbs(path: str | Path) -> JobLog:
                 counts["lost ends"] += 1
                 jobs.append(replace(lost, run_s=float(start[1]) - lost.start_s))
             continue
-        if kind == "u":
+        if kind in "us":
             counts["released"] += 1
             continue
         begun = running.pop(name, None)
-        if kind == "A" and begun is None:
+        if kind in "AD" and begun is None:
             continue  # it never ran
         job, fields = job_of(number, line, message)
         if begun is not None and (kind != "E" or job is None):
             job, _ = job_of(*begun)
-        if job is None or job.start_s is None or (kind == "R" and begun is None):
+        if job is None or job.start_s is None:
             counts["skipped"] += 1
             continue
         if begun is None and start is not None:
             ended[name] = start[1]
-        stop = (
-            float(fields["end"])
-            if fields.get("end", "").isdigit()
-            else _pbs_time(at) - (ahead_s or 0.0)
-        )
+        end = fields.get("end", "")
+        stop = float(end) if end.isdigit() else _pbs_time(at) - (ahead_s or 0.0)
         if stop > job.start_s:
             jobs.append(replace(job, run_s=stop - job.start_s))
     jobs += [job for record in running.values() if (job := job_of(*record)[0]) is not None]
@@ -492,7 +491,8 @@ def read_pbs(path: str | Path) -> JobLog:
     if counts["released"]:
         notes.append(
             f"In {counts['released']:,} cases a job released a part of its nodes before its end "
-            "(pbs_release_nodes): these count as its own until its end, so that more were idle."
+            "(pbs_release_nodes, tolerate_node_failures): these count as its own until its end, so "
+            "that more were idle."
         )
     if counts["suspended"]:
         notes.append(_suspended(f"In {counts['suspended']:,} cases a job was suspended"))
@@ -580,10 +580,10 @@ def _pairs(message: str) -> Iterator[tuple[str, str]]:
 
 
 def _pbs_job(fields: Mapping[str, str], line: int) -> LogJob | None:
-    """Return the job of a start or end record; None if data is missing."""
+    """Return the job of a record; None if data is missing, or if it never started (0)."""
     start, submit = fields.get("start", ""), fields.get("ctime", fields.get("qtime", ""))
     hosts = fields.get("exec_host", "")
-    if not start.isdigit() or not hosts:
+    if not start.isdigit() or int(start) == 0 or not hosts:
         return None
     chunk_hosts = tuple(sys.intern(part.partition("/")[0]) for part in hosts.split("+"))
     names = tuple(dict.fromkeys(chunk_hosts))

@@ -98,8 +98,15 @@ _INHERITED = (
     "PBS_PRIMARY",
     "PBS_SECONDARY",
     "PBS_AUTH",
+    "PBS_ENCRYPT_METHOD",
+    "PBS_BATCH_SERVICE_PORT",
     "PBS_LEAF",
 )
+"""Beginnings of the variables that replace a line of pbs.conf for a client (openpbs,
+pbs_loadconf.c). PBS_SUPPORTED_AUTH_METHODS is read by servers only, and
+PBS_GSS_USER_CREDENTIALS_BIN on terminals only. PBS_PUBLIC_HOST_NAME is left out because with it no
+client of OpenPBS 22.05 and later connects (pbsD_connect.c binds before there is a socket).
+"""
 
 
 class PbsSource(Protocol):

@@ -62,22 +62,32 @@ def test_names_and_walltimes_of_qsub():
     assert "walltime=00:02:00" in words
 
 
+CONTACT = {
+    "PBS_SERVER": "s",
+    "PBS_AUTH_METHOD": "munge",
+    "PBS_ENCRYPT_METHOD": "tls",
+    "PBS_BATCH_SERVICE_PORT": "25001",
+}
+"""What a client needs to reach a server that is not that of /etc/pbs.conf."""
+
+
 def test_the_environment_of_commands(tmp_path):
     conf = tmp_path / "pbs.conf"
     conf.write_text(f"PBS_SERVER=s\nPBS_EXEC={tmp_path}/pbs\n")
     mine = {
         "PATH": "/nowhere",
-        "PBS_SERVER": "s",
+        **CONTACT,
         "PBS_JOBID": "7",
         "PBS_O_HOME": "/h",
+        "PBS_PUBLIC_HOST_NAME": "login1",
         "LC_ALL": "de_DE",
         "TZ": "Asia/Tokyo",
         "HOME": "/h",
     }
     asking = asking_environment(mine, conf)
     assert asking["PATH"] == f"/nowhere:{tmp_path}/pbs/bin:/opt/pbs/bin"
-    assert (asking["TZ"], asking["LC_ALL"], asking["PBS_SERVER"]) == ("UTC0", "C", "s")
-    assert not {"PBS_JOBID", "PBS_O_HOME"} & asking.keys()
+    assert (asking["TZ"], asking["LC_ALL"]) == ("UTC0", "C")
+    assert {k: v for k, v in asking.items() if k.startswith("PBS_")} == CONTACT
     submitting = submitting_environment(asking, mine)
     assert (submitting["TZ"], submitting["LC_ALL"]) == ("Asia/Tokyo", "de_DE")
     assert "TZ" not in submitting_environment(asking, {})

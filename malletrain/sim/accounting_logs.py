@@ -396,6 +396,17 @@ CLOCK_CHANGE_S = 3600.0
 """By how much clocks are put forward and back, seconds."""
 _PBS_START = re.compile(r"(?:^|\s)start=(\d+)(?:\s|$)")
 _PBS_NODE_DOWN = "Job deleted, execution node"
+_PBS_NOTES = {
+    "lost ends": "{:,} runs of jobs have no end in the log and were followed by another run of the "
+    "same job: they count until that one began.",
+    "released": "In {:,} cases a job released a part of its nodes before its end "
+    "(pbs_release_nodes, tolerate_node_failures): these count as its own until its end, so that "
+    "more were idle.",
+    "z": _suspended("In {:,} cases a job was suspended"),
+    "B": "In {:,} cases a reservation began: its nodes count as idle while no job runs on them, "
+    "although PBS keeps them for the reservation, so that fewer could be leased.",
+}
+"""What is counted (a letter: records of this kind) → the sentence about it."""
 
 
 def read_pbs(path: str | Path) -> JobLog:
@@ -442,7 +453,7 @@ def read_pbs(path: str | Path) -> JobLog:
     ):
         at, kind, name, message = record.split(";", 3)
         since = min(since, _pbs_time(at))
-        counts["suspended"] += kind == "z"
+        counts[kind] += 1
         if kind not in "SERADus" or (kind == "D" and not message.startswith(_PBS_NODE_DOWN)):
             continue
         start = _PBS_START.search(message)
@@ -482,20 +493,7 @@ def read_pbs(path: str | Path) -> JobLog:
     jobs += [job for record in running.values() if (job := job_of(*record)[0]) is not None]
     log = job_log("PBS accounting", path, jobs, None, counts["skipped"], files)
     zero = min(map(first_known, jobs))
-    notes = []
-    if counts["lost ends"]:
-        notes.append(
-            f"{counts['lost ends']:,} runs of jobs have no end in the log and were followed by "
-            "another run of the same job: they count until that one began."
-        )
-    if counts["released"]:
-        notes.append(
-            f"In {counts['released']:,} cases a job released a part of its nodes before its end "
-            "(pbs_release_nodes, tolerate_node_failures): these count as its own until its end, so "
-            "that more were idle."
-        )
-    if counts["suspended"]:
-        notes.append(_suspended(f"In {counts['suspended']:,} cases a job was suspended"))
+    notes = (text.format(counts[what]) for what, text in _PBS_NOTES.items() if counts[what])
     return replace(
         log,
         notes=tuple(notes),

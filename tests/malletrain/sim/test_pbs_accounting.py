@@ -109,6 +109,21 @@ def test_nodes_that_a_job_of_pbs_released_are_named(tmp_path, kind):
     assert "In 1 cases a job released a part of its nodes" in note
 
 
+def test_reservations_of_pbs_are_named(tmp_path):
+    """U, Y and K are about the same reservation before it begins, F and k about its end."""
+    reservation = "owner=ann@head queue=R9 ctime=0 start=0 end=7200 duration=7200 nodes=(n9:ncpus=4)"
+    records = [
+        ("00:40:00", "U", "R9.s", "requestor=ann@head"),
+        ("00:41:00", "Y", "R9.s", "requestor=Scheduler@head start=0 end=7200 nodes=(n9:ncpus=4)"),
+        ("01:00:00", "S", "1.s", FIRST.format(at("01:00:00"))),
+        ("01:30:00", "B", "R9.s", reservation),
+        ("02:00:00", "k", "R9.s", "requestor=ann@head"),
+    ]
+    jobs, (note,) = pbs_jobs(tmp_path, records)
+    assert jobs == [("n1", 3600, None)]
+    assert note.startswith("In 1 cases a reservation began: its nodes count as idle while no job")
+
+
 def test_a_day_of_pbs_that_lies_there_twice_counts_once(tmp_path):
     records = [
         ("01:00:00", "S", "1.s", FIRST.format(at("01:00:00"))),

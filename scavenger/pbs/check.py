@@ -23,11 +23,9 @@ from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.hosts import EXCLUSIVE_SHARING, read_hosts, slot_chunk
 from scavenger.pbs.job import PLAIN_SHELL, SHARED_PLACE, PbsLeaseOptions, qsub, sum_of
 from scavenger.pbs.parse import RawNode, number_of
-from scavenger.pbs.site import PbsSite, limit_of
+from scavenger.pbs.site import PREEMPT_METHODS, PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
 from scavenger.pbs.state import HostVnodes, by_host
-
-PREEMPT_METHODS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
 
 
 @dataclass(frozen=True)
@@ -155,6 +153,17 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
                 "with a lower Priority."
             ),
         )
+    elif not inputs.site.ranks_express_first:
+        levels = ", ".join(inputs.site.preempt_prio)
+        is_reversed = "express_queue" in inputs.site.preempt_prio
+        yield (
+            False,
+            f"No queue preempts {name}: preempt_prio of PBS's scheduler ({levels}) does not name "
+            "express_queue before normal_jobs, so leases would keep others waiting"
+            + (" and preempt jobs of express queues" if is_reversed else "")
+            + "; run qmgr -c 'set sched preempt_prio = \"express_queue, normal_jobs\"'"
+            + ("." if is_reversed else f", {instead}."),
+        )
     elif not above:
         yield (
             False,
@@ -167,7 +176,7 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
             ),
         )
     else:
-        methods = ", ".join(PREEMPT_METHODS[letter] for letter in inputs.site.preempt_order)
+        methods = ", ".join(PREEMPT_METHODS[letter] for letter in inputs.site.preempt_methods)
         yield (
             True,
             (
@@ -211,9 +220,10 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
             yield (
                 False,
                 (
-                    "Leases are not rerunnable, and PBS neither deletes nor suspends jobs to "
-                    f"preempt them (preempt_order = {inputs.site.preempt_order}), so leases would "
-                    "never be preempted; take rerunnable out of [scheduler.pbs]."
+                    "Leases are not rerunnable, and PBS preempts jobs by requeuing only, for a "
+                    f"part of their time at least (preempt_order = {inputs.site.preempt_order}), "
+                    "so leases would not be preempted then; take rerunnable out of "
+                    "[scheduler.pbs]."
                 ),
             )
 

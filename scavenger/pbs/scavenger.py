@@ -296,7 +296,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         """Return lease → why PBS can no longer preempt it: its preempt_order was changed."""
         if not site.requeues or self.settings.lease.rerunnable != "auto":
             return {}
-        reason = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
+        reason = f"PBS may preempt it by requeuing only (preempt_order = {site.preempt_order})"
         return {
             lease: f"{reason} and this lease is not rerunnable"
             for lease, job in own.items()

@@ -31,9 +31,14 @@ KILL_DELAY_S = 10.0
 Reference Guide, "Queue Attributes").
 """
 PREEMPT_QUEUE_PRIO = 150
+PREEMPT_METHODS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
+"""Letter of preempt_order → what happens to a preempted job."""
 PREEMPT_ORDER = "SCR"
 """Default of preempt_order: suspend, else checkpoint, else requeue (same guide, "Scheduler
 Attributes").
+"""
+PREEMPT_PRIO = ("express_queue", "normal_jobs")
+"""Default of preempt_prio: the levels of jobs, of which each preempts those behind it (same guide).
 """
 SCHEDULER_ITERATION_S = 600.0
 LIMITS = ("max_run", "max_queued")
@@ -105,10 +110,15 @@ class PbsSite:
     """Minimum priority of an express queue."""
     preempt_order: str = PREEMPT_ORDER
     """Letters for what can happen to a preempted job, in order (D delete, R requeue, C
-    checkpoint, S suspend).
+    checkpoint, S suspend). They can depend on the percentage of its time that a job has left: ``SR
+    80 D``.
     """
     preempt_known: bool = False
-    """Whether the scheduler's settings could be read; otherwise the defaults are used."""
+    """Whether preempt_order could be read; otherwise the default is used. Before PBS 20.0 it is in
+    sched_config.
+    """
+    preempt_prio: Sequence[str] = PREEMPT_PRIO
+    """Levels of jobs, the highest first."""
     estimates: bool = True
     """Whether the scheduler can forecast the starts of pending jobs (``backfill_depth`` above
     0).
@@ -129,19 +139,28 @@ class PbsSite:
 
     @property
     def requeues(self) -> bool:
-        """Whether a lease must be rerunnable to be preempted. PBS cannot requeue a job that is not,
-        and tries the next method. If none works, the job keeps its node.
+        """Whether a lease must be rerunnable to be preempted at any time. PBS cannot requeue a job
+        that is not, and tries the next method. If none works, the job keeps its node.
         """
-        return (
-            "R" in self.preempt_order
-            and "D" not in self.preempt_order
-            and "S" not in self.preempt_order
-        )
+        return any("R" in part and not set("DS") & set(part) for part in self.preempt_order.split())
 
     @property
     def suspends(self) -> bool:
-        """Whether preempted leases are suspended."""
-        return self.preempt_order.startswith("S")
+        """Whether preempted leases are suspended, if only for a part of their time."""
+        return any(part.startswith("S") for part in self.preempt_order.split())
+
+    @property
+    def preempt_methods(self) -> str:
+        """The letters of preempt_order, each once."""
+        return "".join(dict.fromkeys(c for c in self.preempt_order if c in PREEMPT_METHODS))
+
+    @property
+    def ranks_express_first(self) -> bool:
+        """Whether jobs of express queues preempt normal ones. If preempt_prio does not list them,
+        they are normal jobs (openpbs, job_info.cpp, set_preempt_prio).
+        """
+        prio = self.preempt_prio
+        return "express_queue" in prio and "normal_jobs" not in prio[: prio.index("express_queue")]
 
     def above(self, queue: str) -> list[str]:
         """Return the queues whose jobs preempt those of ``queue``: express queues (Priority of at
@@ -298,7 +317,8 @@ def read_site(server: str, queues: str, sched: str = "", queue: str = "") -> Pbs
         ),
         preempt_queue_prio=int(number_of(settings.get("preempt_queue_prio"), PREEMPT_QUEUE_PRIO)),
         preempt_order=_order(settings.get("preempt_order", "")),
-        preempt_known=bool(settings),
+        preempt_known="preempt_order" in settings,
+        preempt_prio=words_of(settings.get("preempt_prio", "").strip('"')) or PREEMPT_PRIO,
         estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
         sees_others=truth_of(attributes.get("query_other_jobs"), False),
         limits=_limits(attributes),
@@ -394,8 +414,6 @@ def limit_of(text: str, user: str) -> int | None:
 
 
 def _order(text: str) -> str:
-    """Return the letters of preempt_order, which can depend on the fraction of its time that a job
-    has used: ``"SR 80 D"``. All letters that can apply, in their order.
-    """
-    letters = [c for c in text if c in "SCRD"]
-    return "".join(dict.fromkeys(letters)) or PREEMPT_ORDER
+    """Return preempt_order as qmgr prints it, without quotes."""
+    order = text.strip('"')
+    return order if PREEMPT_METHODS.keys() & set(order) else PREEMPT_ORDER

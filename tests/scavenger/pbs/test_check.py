@@ -91,6 +91,16 @@ def queue(**changes):
         ),
         (queue(default_chunk={"Qlist": "lost"}), "No node of PBS takes jobs of queue preemptable"),
         (lambda s: s["queues"]["expressq"].update(Priority=100), "No queue preempts preemptable"),
+        (
+            lambda s: s["sched"].update(preempt_prio='"normal_jobs, fairshare"'),
+            "before normal_jobs, so leases would keep others waiting; run qmgr -c 'set sched "
+            'preempt_prio = "express_queue, normal_jobs"\', or set mode = "backfill"',
+        ),
+        (
+            lambda s: s["sched"].update(preempt_prio='"normal_jobs, express_queue"'),
+            "(normal_jobs, express_queue) does not name express_queue before normal_jobs, so "
+            "leases would keep others waiting and preempt jobs of express queues",
+        ),
     ],
 )
 def test_what_would_not_work(site, change, words):
@@ -150,10 +160,11 @@ def test_limits_that_are_not_on_a_users_leases(site, limit):
     assert not [s for _, s in site.scavenger().check() if "max_run_res" in s]
 
 
-def test_leases_that_could_never_be_preempted(site):
-    site.pbs.edit(lambda s: s["sched"].update(preempt_order="R"))
+@pytest.mark.parametrize("order", ["R", "R 50 D"])
+def test_leases_that_could_not_be_preempted(site, order):
+    site.pbs.edit(lambda s: s["sched"].update(preempt_order=order))
     assert (
-        "never be preempted"
+        "so leases would not be preempted then"
         in troubles(site, lease=PbsLeaseOptions(queue="preemptable", rerunnable="no"))[0]
     )
 

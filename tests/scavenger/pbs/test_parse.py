@@ -340,6 +340,9 @@ def test_versions():
         ("R", "R", True, False),
         ("CR", "CR", True, False),
         ('"SR 80 D"', "SRD", False, True),
+        ('"R 50 D"', "RD", True, False),
+        ('"D 50 CR"', "DCR", True, False),
+        ('"D 50 SR"', "DSR", False, True),
     ],
 )
 def test_ways_of_preempting(order, letters, requeues, suspends):
@@ -348,4 +351,5 @@ def test_ways_of_preempting(order, letters, requeues, suspends):
         '{"timestamp": 1}',
         f"set sched preempt_order = {order}\n",
     )
-    assert (site.preempt_order, site.requeues, site.suspends) == (letters, requeues, suspends)
+    assert (site.preempt_methods, site.requeues, site.suspends) == (letters, requeues, suspends)
+    assert site.preempt_order == order.strip('"')

@@ -121,3 +121,27 @@ def test_the_jobs_that_a_queue_preempts(targets, sched, preempts):
     )
     site = read_site(of_server, QUEUES, sched, "low")
     assert site.preempts(site.queues["workq"], "low") is preempts
+
+
+@pytest.mark.parametrize(
+    ("prio", "ranks"),
+    [
+        ("", True),
+        ('set sched preempt_prio = "express_queue, normal_jobs"\n', True),
+        ('set sched preempt_prio = "express_queue,normal_jobs,fairshare"\n', True),
+        ('set sched preempt_prio = "normal_jobs, express_queue"\n', False),
+        ('set sched preempt_prio = "normal_jobs, fairshare"\n', False),
+        ('set sched preempt_prio = "express_queue+fairshare, normal_jobs"\n', False),
+        ("set sched preempt_prio = normal_jobs\n", False),
+        ("set sched preempt_prio = express_queue\n", True),
+    ],
+)
+def test_whether_jobs_of_express_queues_rank_above_normal_ones(prio, ranks):
+    assert read_site(SERVER, QUEUES, prio, "low").ranks_express_first is ranks
+
+
+def test_the_order_of_a_scheduler_that_does_not_print_it_is_not_known():
+    """PBS before 20.0 has it in sched_config."""
+    site = read_site(SERVER, QUEUES, "set sched scheduler_iteration = 5\n", "low")
+    assert (site.preempt_order, site.preempt_known) == ("SCR", False)
+    assert read_site(SERVER, QUEUES, "set sched preempt_order = R\n", "low").preempt_known

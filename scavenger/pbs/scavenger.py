@@ -149,6 +149,9 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         s = self.settings
         with_running = any(kind.beside != ANY for kind in s.slots)
         nodes, jobs = self.source.read(s.prefix, with_running)
+        # PBS keeps the forecast of a job that it no longer plans (openpbs pull request 2695).
+        oldest = now - site.estimates_every_s
+        jobs = jobs._replace(pending=[job for job in jobs.pending if (job.start or 0.0) >= oldest])
         reservations = self.reservations.of(nodes, now)
         own = own_jobs(jobs.ours, s.prefix, self.ledger.user_of, PENDING_STATES, ENDED_STATES)
         ended = self._ask_of_missing(own)

@@ -41,6 +41,8 @@ PREEMPT_PRIO = ("express_queue", "normal_jobs")
 """Default of preempt_prio: the levels of jobs, of which each preempts those behind it (same guide).
 """
 SCHEDULER_ITERATION_S = 600.0
+SCHED_CYCLE_LENGTH_S = 1200.0
+"""Default of sched_cycle_length: the longest that one scheduling cycle takes (same guide)."""
 LIMITS = ("max_run", "max_queued")
 """Attributes that limit the number of a user's jobs."""
 AMOUNTS = ("max_run_res", "max_queued_res")
@@ -122,6 +124,10 @@ class PbsSite:
     estimates: bool = True
     """Whether the scheduler can forecast the starts of pending jobs (``backfill_depth`` above
     0).
+    """
+    estimates_every_s: float = SCHEDULER_ITERATION_S + SCHED_CYCLE_LENGTH_S
+    """Maximum time until the scheduler forecasts again, and PBS shows it: scheduler_iteration,
+    sched_cycle_length and attr_update_period together.
     """
     preempt_targets: str | None = ""
     """Default of the jobs of all queues, as ``preempt_targets`` of a queue; None: not used."""
@@ -306,20 +312,25 @@ def read_site(server: str, queues: str, sched: str = "", queue: str = "") -> Pbs
     }
     partition = table[queue].partition if queue in table else ""
     settings = _scheduler_of(partition, require_complete(sched, "qmgr"))
+    iteration_s = number_of(
+        settings.get("scheduler_iteration") or attributes.get("scheduler_iteration"),
+        SCHEDULER_ITERATION_S,
+    )
+    cycle_s = read_duration(settings.get("sched_cycle_length", ""))
     return PbsSite(
         version=read_version(shown),
         shown_version=shown,
         server=name,
         scheduling=truth_of(attributes.get("scheduling"), True),
-        iteration_s=number_of(
-            settings.get("scheduler_iteration") or attributes.get("scheduler_iteration"),
-            SCHEDULER_ITERATION_S,
-        ),
+        iteration_s=iteration_s,
         preempt_queue_prio=int(number_of(settings.get("preempt_queue_prio"), PREEMPT_QUEUE_PRIO)),
         preempt_order=_order(settings.get("preempt_order", "")),
         preempt_known="preempt_order" in settings,
         preempt_prio=words_of(settings.get("preempt_prio", "").strip('"')) or PREEMPT_PRIO,
         estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
+        estimates_every_s=iteration_s
+        + (SCHED_CYCLE_LENGTH_S if cycle_s is None else cycle_s)
+        + (read_duration(settings.get("attr_update_period", "")) or 0.0),
         sees_others=truth_of(attributes.get("query_other_jobs"), False),
         limits=_limits(attributes),
         preempt_targets=_preempt_targets(attributes, settings),

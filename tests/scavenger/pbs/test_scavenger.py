@@ -128,6 +128,11 @@ def test_expected_starts_are_respected_or_used(world):
     careful = made.scavenger()
     polled = careful.poll()
     assert names(polled) == []
+    made.later = 1800.0
+    assert "planned" in why(careful.poll(), "n2"), "it may start at any moment"
+    made.later += 5 + 1200 + 1
+    assert names(careful.poll()) == ["n2"], "PBS planned anew since, and shows what it gave up"
+    made.later = 0.0
     beginning = "held for a waiting job, which is expected to start in "
     minutes = why(polled, "n2")["planned"].partition(beginning)[2].partition(" min")[0]
     assert 20 <= int(minutes) <= 30

@@ -145,3 +145,18 @@ def test_the_order_of_a_scheduler_that_does_not_print_it_is_not_known():
     site = read_site(SERVER, QUEUES, "set sched scheduler_iteration = 5\n", "low")
     assert (site.preempt_order, site.preempt_known) == ("SCR", False)
     assert read_site(SERVER, QUEUES, "set sched preempt_order = R\n", "low").preempt_known
+
+
+@pytest.mark.parametrize(
+    ("sched", "seconds"),
+    [
+        ("", 600 + 1200),
+        (
+            "set sched scheduler_iteration = 5\nset sched sched_cycle_length = 00:10:00\n"
+            "set sched attr_update_period = 900\n",
+            5 + 600 + 900,
+        ),
+    ],
+)
+def test_how_long_a_forecast_of_a_start_stands(sched, seconds):
+    assert read_site(SERVER, QUEUES, sched, "low").estimates_every_s == seconds

@@ -1,10 +1,12 @@
 """Asks PBS through its Python bindings, ``pbs_ifl``, the SWIG module over libpbs that comes with it
 (pbs_ifl.h, pbs_statjob(3B), pbs_statvnode(3B)), and prints the answer as JSON.
 
-  python -I ask_pbs_ifl.py FOLDER SERVER JOB_ATTRIBUTES NODE_ATTRIBUTES
+  python -I ask_pbs_ifl.py FOLDER JOB_ATTRIBUTES NODE_ATTRIBUTES
 
 FOLDER: directory of the bindings, in addition to Python's own. The attributes are names separated
-by commas. Without attributes it only reports whether the bindings can be used. This is a separate
+by commas. Without attributes it only reports whether the bindings can be used. It asks the default
+server, as the commands do: the name of a server (PBS_SERVER) need not be that of a host, and libpbs
+tries the other server of a failover pair only if the one asked is PBS_PRIMARY. This is a separate
 process, because calls of the bindings have no time limit and hold Python's global interpreter lock:
 a server that does not answer would stop all threads. It requests only the needed attributes, which
 the commands cannot do. Errors are printed as a sentence on standard error. Uses the standard
@@ -36,12 +38,12 @@ class NoAnswer(Exception):
 
 def main(arguments: list[str]) -> int:
     """Ask PBS, print the answer and return the exit status."""
-    folder, server, *attributes = arguments
+    folder, *attributes = arguments
     try:
         module = load(folder)
         if attributes:
             of_jobs, of_nodes = (words.split(",") for words in attributes)
-            json.dump(ask(module, server, of_jobs, of_nodes), sys.stdout)
+            json.dump(ask(module, of_jobs, of_nodes), sys.stdout)
     except NoAnswer as error:
         print(error, file=sys.stderr)
         return 1
@@ -60,7 +62,7 @@ def load(folder: str) -> Any:
     return module
 
 
-def ask(module: Any, server: str, of_jobs: list[str], of_nodes: list[str]) -> dict[str, Any]:
+def ask(module: Any, of_jobs: list[str], of_nodes: list[str]) -> dict[str, Any]:
     """Return ``jobs`` and ``nodes``: name → attribute → value. Raises NoAnswer.
 
     Reads jobs first. A lease that starts between the calls then shows as waiting for a busy node.
@@ -68,16 +70,12 @@ def ask(module: Any, server: str, of_jobs: list[str], of_nodes: list[str]) -> di
 
     Args:
         module: the module ``pbs_ifl``.
-        server: name of PBS's server; empty: the default one.
         of_jobs: attributes of jobs to read.
         of_nodes: attributes of nodes to read.
     """
-    connection = module.pbs_connect(server)
+    connection = module.pbs_connect("")
     if connection < 0:
-        raise NoAnswer(
-            f"PBS's server {server or '(default)'} cannot be reached (error "
-            f"{module.get_pbs_errno()})."
-        )
+        raise NoAnswer(f"PBS's server cannot be reached (error {module.get_pbs_errno()}).")
     try:
         return {
             "jobs": _stat(module, module.pbs_statjob, connection, of_jobs),

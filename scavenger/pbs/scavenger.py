@@ -121,7 +121,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         )
         self.api = api
         self.source = source or PbsCommandSource(commands)
-        """How PBS is read; chosen when its server is known."""
+        """How PBS is read; chosen when its configuration is read first."""
         self._settled = source is not None or api == "commands"
         self.reservations = Reservations(commands)
         self._hosts: Mapping[str, HostVnodes] = {}
@@ -141,7 +141,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
     def _ask_site(self) -> PbsSite:
         site = ask_site(self.commands, self.settings.lease.queue)
         if not self._settled:
-            self.source = source_for(self.api, self.commands, site.server)
+            self.source = source_for(self.api, self.commands)
             self._settled = True
         return site
 

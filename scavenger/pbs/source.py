@@ -52,17 +52,16 @@ class BindingsSource:
 
     Args:
         commands: runs the process.
-        server: PBS's server; empty: the default one.
         installed: PBS's installation directory; its bindings are in ``lib/python/altair`` there.
             None: Python's search path.
     """
 
     name = "bindings"
 
-    def __init__(self, commands: Commands, server: str, installed: Path | None = None) -> None:
+    def __init__(self, commands: Commands, installed: Path | None = None) -> None:
         self.commands = commands
         folder = "" if installed is None else str(installed / "lib" / "python" / "altair")
-        self._argv = [*PROGRAM, folder, server]
+        self._argv = [*PROGRAM, folder]
 
     def trouble(self) -> str:
         """Return why the bindings cannot be used; empty if they can."""
@@ -210,19 +209,18 @@ def submitting_environment(
     return {**{k: v for k, v in asking.items() if k not in ("LC_ALL", "TZ")}, **own}
 
 
-def source_for(api: Api, commands: Commands, server: str) -> PbsSource:
+def source_for(api: Api, commands: Commands) -> PbsSource:
     """Return the source to use. Raises SchedulerError if the bindings are configured and cannot be
     used.
 
     Args:
         api: the site's setting.
         commands: runs PBS's commands.
-        server: name of PBS's server; empty: the default one.
     """
     if api == "commands":
         return PbsCommandSource(commands)
     qstat = shutil.which("qstat", path=(commands.environment or {}).get("PATH"))
-    source = BindingsSource(commands, server, Path(qstat).resolve().parents[1] if qstat else None)
+    source = BindingsSource(commands, Path(qstat).resolve().parents[1] if qstat else None)
     if not (why := source.trouble()):
         return source
     if api == "bindings":

@@ -31,6 +31,8 @@ def stat(what):
         for key, value in values.items()])) for name, values in what.items()])
 
 def pbs_connect(server):
+    # The name of PBS's server need not be that of a host.
+    assert server == ""
     # As SWIG calls libpbs: Python's lock is held meanwhile.
     ctypes.PyDLL(None).usleep({silent})
     return {connection}
@@ -87,6 +89,7 @@ class FakeIfl(ModuleType):
         )
 
     def pbs_connect(self, server):
+        assert server == "", "the default server"
         self.open += 1
         return -1 if self.errno else 3
 
@@ -156,14 +159,14 @@ JOBS = {
 
 def test_what_is_asked_and_that_nothing_is_left_open():
     module = FakeIfl(NODES, JOBS)
-    reply = ask_pbs_ifl.ask(module, "s", ["job_state"], list(NODE_ATTRIBUTES))
+    reply = ask_pbs_ifl.ask(module, ["job_state"], list(NODE_ATTRIBUTES))
     assert reply["nodes"]["a[0]"]["resources_available"] == {"host": "a", "ncpus": "4"}
     assert reply["jobs"]["2.s"]["estimated"]["exec_vnode"] == "(b:ncpus=2)"
     assert module.queries == [["job_state"], list(NODE_ATTRIBUTES)], "only what is needed"
     assert (module.open, module.freed) == (0, 2)
     module.errno = 15010
     with pytest.raises(ask_pbs_ifl.NoAnswer, match="cannot be reached \\(error 15010\\)"):
-        ask_pbs_ifl.ask(module, "s", [], [])
+        ask_pbs_ifl.ask(module, [], [])
 
 
 @pytest.fixture
@@ -191,7 +194,7 @@ def commands_of(installed, timeout_s=PATIENCE_S):
 
 
 def test_the_same_values_as_from_the_commands(installed):
-    source = source_for("auto", commands_of(installed()), "s")
+    source = source_for("auto", commands_of(installed()))
     assert isinstance(source, BindingsSource)
     before = list(sys.path)
     nodes, jobs = source.read("malletrain-t-")
@@ -214,7 +217,7 @@ def test_the_same_values_as_from_the_commands(installed):
     ],
 )
 def test_errors_are_sentences(installed, options, words):
-    source = source_for("bindings", commands_of(installed(**options)), "s")
+    source = source_for("bindings", commands_of(installed(**options)))
     with pytest.raises(SchedulerError, match=words):
         source.read("x")
 
@@ -223,7 +226,7 @@ def test_a_server_without_an_answer_holds_up_nobody(installed):
     """Its call holds Python's lock for an hour: in a thread of this process nothing would run."""
     made = installed(silent=3_600_000_000)
     commands = commands_of(made, timeout_s=2.0)
-    source = BindingsSource(commands, "s", made)
+    source = BindingsSource(commands, made)
     with pytest.raises(NoAnswerError, match="gave no answer within 2 s"):
         source.read("x")
     assert commands.calls.counts() == {("ask_pbs_ifl.py", SILENT): 1}
@@ -232,21 +235,21 @@ def test_a_server_without_an_answer_holds_up_nobody(installed):
 
 def test_bytes_that_are_no_characters(installed):
     nodes = {"a": {"comment": "bad \udcff dimm", "resources_available.host": "a"}}
-    source = source_for("bindings", commands_of(installed(nodes)), "s")
+    source = source_for("bindings", commands_of(installed(nodes)))
     assert source.read("x")[0]["a"].comment == "bad \ufffd dimm"
 
 
 def test_which_source_is_used(installed):
     made = installed()
-    assert isinstance(source_for("commands", commands_of(made), "s"), PbsCommandSource)
+    assert isinstance(source_for("commands", commands_of(made)), PbsCommandSource)
     file = made / "lib" / "python" / "altair" / "pbs_ifl.py"
     file.write_text("pbs_connect = None\n")
-    assert isinstance(source_for("auto", commands_of(made), "s"), PbsCommandSource)
+    assert isinstance(source_for("auto", commands_of(made)), PbsCommandSource)
     with pytest.raises(
         SchedulerError, match=r"pbs_ifl lacks pbs_disconnect.*install PBS's bindings"
     ):
-        source_for("bindings", commands_of(made), "s")
+        source_for("bindings", commands_of(made))
     file.unlink()
     with pytest.raises(SchedulerError, match=r"pbs_ifl cannot be imported .*set api"):
-        source_for("bindings", commands_of(made), "s")
-    assert isinstance(source_for("auto", commands_of(made), "s"), PbsCommandSource)
+        source_for("bindings", commands_of(made))
+    assert isinstance(source_for("auto", commands_of(made)), PbsCommandSource)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from scavenger.batch.commands import Commands, failure
+from scavenger.batch.commands import Commands, failure, shorten
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.lease_ender import MovedLeases
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
@@ -30,7 +30,7 @@ from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.slots import ANY, LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
-from scavenger.interface import Lease, LeaseState, host_of, kind_of
+from scavenger.interface import Lease, LeaseState, SchedulerError, host_of, kind_of
 from scavenger.pbs.check import PbsCheckInputs, findings
 from scavenger.pbs.hosts import read_hosts, slot_chunk
 from scavenger.pbs.job import PBS, SHARED_PLACE, PbsLeaseOptions, chunk_of, qsub, select_of
@@ -244,14 +244,20 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
 
     def _remembered(self, ids: Sequence[str]) -> dict[str, PbsJob]:
         """Return PBS's records of these jobs. Raises SchedulerError if PBS neither shows a job nor
-        reports that it does not know it.
+        reports that it does not know it, or shows it with another name.
         """
         by_id: dict[str, PbsJob] = {}
         silent = list(ids)
         # Without job_history_enable, qstat -x succeeds and shows nothing, not even running jobs.
         for options in (["-x", "-f"], ["-f"]):
             result = self.commands.run(["qstat", *options, "-F", "dsv", "-D", DSV_MARK, *silent])
-            jobs = read_ended(result.stdout, self.settings.prefix).ours
+            jobs = read_ended(result.stdout, prefix="").ours
+            if other := next((j for j in jobs if not j.name.startswith(self.settings.prefix)), None):
+                raise SchedulerError(
+                    f"PBS's job {other.id} has the name {shorten(other.name, 60)}, and was submitted "
+                    f"with one that begins with {self.settings.prefix}: a hook of the site renames "
+                    "jobs. MalleTrain knows its leases by their names; let the hook leave them."
+                )
             by_id |= {job.id: job for job in jobs}
             answered = {number_in(job.id) for job in jobs} | read_unknown(result.stderr)
             silent = [job_id for job_id in silent if number_in(job_id) not in answered]

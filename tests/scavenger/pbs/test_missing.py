@@ -78,6 +78,18 @@ def test_a_look_that_cannot_tell_what_became_of_a_lease_fails(lacking, silence):
     assert states(one) == {"l1": RUN, "l2": RUN}
 
 
+def test_a_lease_that_a_hook_has_renamed_is_named(lacking):
+    made, one, _ = lacking
+    [first] = [n for n, job in made.pbs.leases().items() if job["name"].endswith("-l1")]
+    made.pbs.edit(lambda state: state["jobs"][first].update(name="ann_malletrain-t-l1"))
+    with pytest.raises(SchedulerError) as error:
+        one.poll()
+    assert f"job {first} has the name ann_malletrain-t-l1" in str(error.value)
+    assert "a hook of the site renames jobs" in str(error.value)
+    made.pbs.edit(lambda state: state["jobs"][first].update(name="malletrain-t-l1"))
+    assert states(one) == {"l1": RUN, "l2": RUN}
+
+
 def test_a_lease_that_pbs_does_not_know_any_more_has_ended(lacking):
     made, one, cut = lacking
     cut.add("l1")

@@ -47,6 +47,8 @@ JOB, DAEMON, ENDING, WHY, WEIGHT, NODE_S, GONE = (
 """Attributes of a trial: its job; the job's daemon; the state that is reported to Optuna when its
 job has ended; why it failed; its job's weight; its node-seconds. Of a study: the trials whose
 snapshots are deleted."""
+FIXED = "fixed_params"
+"""Attribute of a trial that another program has queued (Optuna's enqueue_trial): its values."""
 FILE = "sweeps.db"
 MAX_STEP = 2**31 - 1
 """Largest step that Optuna's tables store on a database server."""
@@ -304,9 +306,14 @@ class Ledger:
 
     @property
     def target_trials(self) -> int:
-        """Target number of trials."""
+        """Target number of trials. A whole grid has all of its own, besides those that another
+        program has queued, for which Optuna's sampler takes no combination off the grid.
+        """
         count = int(self.study.user_attrs.get(TRIALS, self.sweep.sweep.trials))
-        return int(min(count, self.sweep.most_trials))
+        if count < self.sweep.most_trials:
+            return count
+        queued = sum(FIXED in trial.system_attrs for trial in self.trials())
+        return int(self.sweep.most_trials) + queued
 
     @property
     def highest(self) -> float:
@@ -393,13 +400,14 @@ class Ledger:
         """
         trial, self._cached_trials = self._trial(number), None
         frozen = self._frozen(number)
-        stored = frozen.params.keys() | frozen.system_attrs.get("fixed_params", {}).keys()
+        stored = frozen.params.keys() | frozen.system_attrs.get(FIXED, {}).keys()
+        is_incomplete = FIXED in frozen.system_attrs and self.sweep.sampler.kind == "grid"
         values: dict[str, Value] = {}
         for name, parameter in self.sweep.parameters.items():
             try:
                 values[name] = suggest(trial, name, parameter)
             except ValueError as error:
-                if name not in stored:  # an error of the sampler
+                if name not in stored and not is_incomplete:  # an error of the sampler
                     raise
                 raise StoredValueError(str(error)) from error
         return values

@@ -429,6 +429,23 @@ kind = "grid"
     assert sorted(t.params["x"] for t in world.trials()) == [0.1, 0.2, 0.3, 0.4]
 
 
+def test_a_grid_is_done_whole_whatever_another_program_has_queued():
+    """optuna issue 6073: a queued trial takes no combination off the grid."""
+    text = sweep_world.TEXT.replace("{{ low = 0.0, high = 1.0 }}", "[0.1, 0.2]\ny = [1, 2]")
+    text = text.replace('kind = "random"', 'kind = "grid"')
+    world = World(described(trials=4, at_once=2, pruner="none", text=text))
+    in_the_study(world).enqueue_trial({"x": 0.2, "y": 1})
+    in_the_study(world).enqueue_trial({"x": 0.1})
+    world.play()
+    assert world.states() == ["COMPLETE", "FAIL", *["COMPLETE"] * 4]
+    assert "All parameters must be" in world.trials()[1].user_attrs["malletrain:why"]
+    whole = {(trial.params["x"], trial.params["y"]) for trial in world.trials()[2:]}
+    assert whole == {(0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2)}
+    in_the_study(world).enqueue_trial({"x": 0.1, "y": 1})
+    world.play()
+    assert world.states()[6:] == ["COMPLETE"]
+
+
 @pytest.mark.parametrize(
     ("trials", "done"), [("", 120), ("trials = 50", 50), ("trials = 999", 120)]
 )

@@ -180,10 +180,10 @@ def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None
     """Show the best trial, its values, and the path of its snapshot."""
     with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.ledger import results
-        from malletrain.sweep.trials import best_snapshot
+        from malletrain.sweep.trials import best_snapshot, snapshot_note
 
         rows = [row for row in results(ledger) if row["best"]]
-        snapshot = best_snapshot(ledger)
+        snapshot, note = best_snapshot(ledger), snapshot_note(ledger)
     if not rows:
         raise Refused(f"No trial of {name} has completed yet.")
     if as_json:
@@ -194,7 +194,13 @@ def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None
         click.echo(f"Trial {row['trial']} ({row['job']}): {values}")
         for parameter, value in row["parameters"].items():
             click.echo(f"  {parameter} = {value}")
-    click.echo(f"Snapshot: {snapshot}" if snapshot else "It left no snapshot.")
+    if snapshot is None:
+        click.echo("It left no snapshot.")
+        return
+    whose = f" of trial {rows[0]['trial']}" if len(rows) > 1 else ""
+    click.echo(f"Snapshot{whose}: {snapshot}")
+    if note:
+        click.echo(note)
 
 
 @sweep.command()

@@ -428,8 +428,9 @@ class Engine:
             if self._s.sweep.value == "best" and not diverged:
                 choose = max if direction == "maximize" else min
                 points = self.jobs.points(job.id, metric, -1)
-                series = [v for _, v in points if math.isfinite(v)]
-                value = choose(series, default=value)
+                # The last value can be one without a step, which is no point.
+                series = [v for v in (value, *(v for _, v in points)) if v is not None]
+                value = choose(filter(math.isfinite, series), default=value)
             values.append(None if diverged else value)
         return values
 

@@ -241,6 +241,21 @@ def best_snapshot(ledger: Ledger) -> Path | None:
     return None
 
 
+def snapshot_note(ledger: Ledger) -> str:
+    """Return a sentence about the best trial's snapshot if it is of another step than the trial's
+    value (``value = "best"``); empty if it is not, or if that step is not known.
+    """
+    for trial in ledger.best()[:1] if ledger.sweep.sweep.value == "best" else ():
+        points = trial.intermediate_values.items()
+        steps = [step for step, value in points if [value] == trial.values]
+        if steps and max(steps) != trial.last_step:
+            return (
+                f"Its value is that of step {max(steps)}, and the snapshot is of its last steps, up "
+                f"to {trial.last_step}."
+            )
+    return ""
+
+
 def delete_losers(ledger: Ledger, now: float) -> list[int]:
     """Delete the snapshots of ended trials that are not among the best. Return the trials that had
     one. Running trials and failed ones, which their owner may want to examine, are left alone.

@@ -273,6 +273,15 @@ def test_a_trial_that_ends_in_nan_is_not_the_best_where_its_best_value_counts():
     assert ledger.best()[0].number != 0
 
 
+@pytest.mark.parametrize("final", [-5.0, 5.0])
+def test_a_last_value_without_a_step_counts_where_the_best_value_does(final):
+    world = World(described(trials=1, pruner="none", more='value = "best"'))
+    world.jobs.metrics = {"loss": lambda x: x + final}
+    world.play()
+    [trial] = world.trials()
+    assert trial.value == min(trial.params["x"] + final, loss(trial.params["x"], STEPS))
+
+
 def test_with_several_metrics_a_trial_that_diverges_is_not_among_the_best():
     sweep = described(trials=4, at_once=4, pruner="none")
     section = sweep.sweep.model_copy(update={"metric": ["loss", "size"]})

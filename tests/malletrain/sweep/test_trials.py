@@ -184,6 +184,25 @@ def test_the_best_snapshot_stays_and_the_losers_go(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "direction", "note"),
+    [
+        ("best", "maximize", "Its value is that of step 1, and the snapshot is of its last steps,"),
+        ("best", "minimize", ""),  # the last step is the best
+        ("last", "maximize", ""),
+    ],
+)
+def test_a_snapshot_of_another_step_than_the_value_is_told(tmp_path, value, direction, note):
+    sweep = sweep_in(tmp_path)
+    update = {"value": value, "direction": direction}
+    world = World(sweep.model_copy(update={"sweep": sweep.sweep.model_copy(update=update)}))
+    assert trials.snapshot_note(world.engine.ledger) == "", "none has ended"
+    world.play()
+    said = trials.snapshot_note(world.engine.ledger)
+    assert said.startswith(note)
+    assert bool(said) == bool(note)
+
+
 def test_what_is_anothers_is_neither_deleted_nor_the_best(tmp_path):
     """Ids of jobs begin at j1 with every daemon, and two sweeps may name one path."""
     world = World(sweep_in(tmp_path, args=["--snapshot", "runs/{trial}.pt"]))

@@ -3,6 +3,8 @@
 :func:`script_of` requires a Python file that the job's Python can read as a program: it decides
 what is refused before it would fail on a node.
 
+:func:`options_of_type_bool` finds options that read ``false`` as true.
+
 :func:`output_folders` finds the folders to which a job writes its results and checkpoints, as far
 as its command and its script name them: options such as ``--output_dir PATH`` and their defaults in
 the script, positional arguments that look like such a folder, and folders that the script names
@@ -157,6 +159,13 @@ def output_folders(script: str, args: Sequence[str], workdir: str) -> set[str]:
     return {_absolute(path, workdir) for path in folders if path}
 
 
+def options_of_type_bool(script: str) -> set[str]:
+    """Return the options of a script that argparse reads with ``type=bool``: any value, also
+    ``false`` or ``0``, is true.
+    """
+    return _read(script).of_type_bool
+
+
 def _absolute(path: str, workdir: str) -> str:
     return os.path.normpath(os.path.join(workdir, os.path.expanduser(path)))
 
@@ -171,6 +180,8 @@ class _Script:
     """(names of an option, its default folder)."""
     flags: set[str] = field(default_factory=set)
     """Options that take no value."""
+    of_type_bool: set[str] = field(default_factory=set)
+    """Options that argparse reads with ``type=bool``."""
 
 
 def _in_arguments(args: Sequence[str], read: _Script, workdir: str) -> Iterator[str]:
@@ -221,6 +232,8 @@ def _read(script: str) -> _Script:
         named = {word.arg: word.value for word in call.keywords}
         if name == "add_argument":
             options = {text(arg) for arg in call.args}
+            if getattr(named.get("type"), "id", "") == "bool":
+                read.of_type_bool |= options
             if text(named.get("action")).startswith(("store_true", "store_false")):
                 read.flags |= options
             elif any(map(OPTION.fullmatch, options)):

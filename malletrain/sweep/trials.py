@@ -22,7 +22,7 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.submission.error import SpecError
 from malletrain.submission.options import ScriptOptions
 from malletrain.submission.resuming import snapshot_paths
-from malletrain.submission.script import OPTION, output_folders
+from malletrain.submission.script import OPTION, options_of_type_bool, output_folders
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.sweep import ledger as book
@@ -115,8 +115,8 @@ def check(sweep: Sweep) -> list[str]:
     """Build the jobs of two trials, with different values if possible.
 
     Returns:
-        Notes and warnings about the direction, the sampler, and paths to which all trials would
-            write.
+        Notes and warnings about the direction, the sampler, options that are true in all trials,
+            and paths to which all trials would write.
 
     Raises:
         SweepError: the trials' jobs are not valid.
@@ -128,7 +128,12 @@ def check(sweep: Sweep) -> list[str]:
         build_job(sweep, f"{sweep.sweep.name}-{number}", values, number)
         for number, values in enumerate((first, last))
     ]
-    return [*_usual_direction(sweep), *sampler_warnings(sweep), *shared_places(*jobs)]
+    return [
+        *_usual_direction(sweep),
+        *sampler_warnings(sweep),
+        *always_true(*jobs),
+        *shared_places(*jobs),
+    ]
 
 
 def _usual_direction(sweep: Sweep) -> list[str]:
@@ -146,6 +151,30 @@ def _usual_direction(sweep: Sweep) -> list[str]:
         f"The smallest {metrics[0]} is the best, because the sweep names no direction. If the "
         'largest is, write direction = "maximize".'
     ]
+
+
+def always_true(one: JobSpec, other: JobSpec) -> list[str]:
+    """Return warnings about options whose values differ between two trials, and which the script
+    reads as true in both.
+    """
+    values, others = (_option_values(job.args) for job in (one, other))
+    differing = {option for option, value in values.items() if others.get(option) != value}
+    return [
+        f"Warning: {one.script} reads {option} with type=bool, for which every text is true, also "
+        "false and 0: it would be true in all trials. Read it with type=lambda text: text == "
+        "'true'."
+        for option in sorted(differing & options_of_type_bool(one.script))
+    ]
+
+
+def _option_values(args: Sequence[str]) -> dict[str, str]:
+    """Return option → its value."""
+    values = {}
+    for arg, after in zip(args, (*args[1:], ""), strict=True):
+        option, equals, value = arg.partition("=")
+        if arg.startswith("-"):
+            values[option] = value if equals else after
+    return values
 
 
 def shared_places(one: JobSpec, other: JobSpec) -> list[str]:

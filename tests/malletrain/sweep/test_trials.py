@@ -142,6 +142,29 @@ def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, patt
     )
 
 
+@pytest.mark.parametrize(
+    ("args", "choices", "added", "warned"),
+    [
+        ([], [True, False], "'--amp', type=bool", True),
+        ([], [0, 1], "'--amp', type=bool, default=True", True),
+        (["--mixed={amp}"], [True, False], "'-m', '--mixed', type=bool", True),
+        (["--mixed", "{amp}"], [True, False], "'--amp', type=bool", False),
+        ([], [True], "'--amp', type=bool", False),
+        ([], [True, False], "'--amp', type=yes", False),
+        ([], [True, False], "'--amp'", False),
+    ],
+)
+def test_options_that_are_true_in_all_trials_are_told(tmp_path, args, choices, added, warned):
+    """wandb issue 1700 and others: bool("false") is true."""
+    sweep = sweep_in(tmp_path)
+    job = sweep.job.model_copy(update={"args": args})
+    sweep = sweep.model_copy(update={"job": job, "space": {**sweep.space, "amp": choices}})
+    (tmp_path / "train.py").write_text(f"parser.add_argument({added})")
+    warnings = [sentence for sentence in trials.check(sweep) if "type=bool" in sentence]
+    assert len(warnings) == warned
+    assert all("train.py reads --" in sentence for sentence in warnings)
+
+
 def test_a_direction_that_is_named_needs_no_note(tmp_path):
     sweep = sweep_in(tmp_path)
     named = sweep.sweep.model_copy(update={"direction": "minimize"})

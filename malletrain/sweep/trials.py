@@ -279,8 +279,8 @@ def snapshot_note(ledger: Ledger) -> str:
         steps = [step for step, value in points if [value] == trial.values]
         if steps and max(steps) != trial.last_step:
             return (
-                f"Its value is that of step {max(steps)}, and the snapshot is of its last steps, up "
-                f"to {trial.last_step}."
+                f"Its value is that of step {max(steps)}, and the snapshot is of its last steps, "
+                f"up to {trial.last_step}."
             )
     return ""
 

@@ -252,11 +252,14 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         for options in (["-x", "-f"], ["-f"]):
             result = self.commands.run(["qstat", *options, "-F", "dsv", "-D", DSV_MARK, *silent])
             jobs = read_ended(result.stdout, prefix="").ours
-            if other := next((j for j in jobs if not j.name.startswith(self.settings.prefix)), None):
+            if other := next(
+                (j for j in jobs if not j.name.startswith(self.settings.prefix)), None
+            ):
                 raise SchedulerError(
-                    f"PBS's job {other.id} has the name {shorten(other.name, 60)}, and was submitted "
-                    f"with one that begins with {self.settings.prefix}: a hook of the site renames "
-                    "jobs. MalleTrain knows its leases by their names; let the hook leave them."
+                    f"PBS's job {other.id} has the name {shorten(other.name, 60)}, and was "
+                    f"submitted with one that begins with {self.settings.prefix}: a hook of the "
+                    "site renames jobs. MalleTrain knows its leases by their names; let the hook "
+                    "leave them."
                 )
             by_id |= {job.id: job for job in jobs}
             answered = {number_in(job.id) for job in jobs} | read_unknown(result.stderr)

@@ -111,7 +111,9 @@ def test_nodes_that_a_job_of_pbs_released_are_named(tmp_path, kind):
 
 def test_reservations_of_pbs_are_named(tmp_path):
     """U, Y and K are about the same reservation before it begins, F and k about its end."""
-    reservation = "owner=ann@head queue=R9 ctime=0 start=0 end=7200 duration=7200 nodes=(n9:ncpus=4)"
+    reservation = (
+        "owner=ann@head queue=R9 ctime=0 start=0 end=7200 duration=7200 nodes=(n9:ncpus=4)"
+    )
     records = [
         ("00:40:00", "U", "R9.s", "requestor=ann@head"),
         ("00:41:00", "Y", "R9.s", "requestor=Scheduler@head start=0 end=7200 nodes=(n9:ncpus=4)"),

@@ -221,9 +221,9 @@ def test_a_snapshot_of_another_step_than_the_value_is_told(tmp_path, value, dire
     world = World(sweep.model_copy(update={"sweep": sweep.sweep.model_copy(update=update)}))
     assert trials.snapshot_note(world.engine.ledger) == "", "none has ended"
     world.play()
-    said = trials.snapshot_note(world.engine.ledger)
-    assert said.startswith(note)
-    assert bool(said) == bool(note)
+    sentence = trials.snapshot_note(world.engine.ledger)
+    assert sentence.startswith(note)
+    assert bool(sentence) == bool(note)
 
 
 def test_what_is_anothers_is_neither_deleted_nor_the_best(tmp_path):

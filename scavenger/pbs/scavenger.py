@@ -244,17 +244,18 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
 
     def _remembered(self, ids: Sequence[str]) -> dict[str, PbsJob]:
         """Return PBS's records of these jobs. Raises SchedulerError if PBS neither shows a job nor
-        reports that it does not know it, or shows it with another name.
+        reports that it does not know it, or shows one that goes on with another name. A finished
+        job with another name counts as one that PBS does not know.
         """
         by_id: dict[str, PbsJob] = {}
         silent = list(ids)
         # Without job_history_enable, qstat -x succeeds and shows nothing, not even running jobs.
         for options in (["-x", "-f"], ["-f"]):
             result = self.commands.run(["qstat", *options, "-F", "dsv", "-D", DSV_MARK, *silent])
-            jobs = read_ended(result.stdout, prefix="").ours
-            if other := next(
-                (j for j in jobs if not j.name.startswith(self.settings.prefix)), None
-            ):
+            shown = read_ended(result.stdout, prefix="").ours
+            jobs = [job for job in shown if job.name.startswith(self.settings.prefix)]
+            alive = (j for j in shown if j not in jobs and j.state not in ENDED_STATES)
+            if other := next(alive, None):
                 raise SchedulerError(
                     f"PBS's job {other.id} has the name {shorten(other.name, 60)}, and was "
                     f"submitted with one that begins with {self.settings.prefix}: a hook of the "

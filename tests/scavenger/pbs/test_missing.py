@@ -90,6 +90,25 @@ def test_a_lease_that_a_hook_has_renamed_is_named(lacking):
     assert states(one) == {"l1": RUN, "l2": RUN}
 
 
+@pytest.mark.parametrize("renamed", ["while it runs", "at its end", "by its number"])
+def test_a_lease_with_another_name_that_has_ended_is_gone(lacking, renamed):
+    """PBS keeps the records of finished jobs for two weeks (job_history_duration). ``by its
+    number``: a finished job of another user has the lease's id.
+    """
+    made, one, _ = lacking
+    [first] = [n for n, job in made.pbs.leases().items() if job["name"].endswith("-l1")]
+    other = {"name": "theirs", "owner": "bob"} if renamed == "by its number" else {"name": "mine"}
+    if renamed == "while it runs":
+        made.pbs.edit(lambda state: state["jobs"][first].update(other))
+        with pytest.raises(SchedulerError, match="renames jobs"):
+            one.poll()
+    made.pbs.edit(lambda state: state["jobs"][first].update(delete=True))
+    made.pbs.until(lambda: made.pbs.jobs()[first]["state"] == "F", "it has ended")
+    made.pbs.edit(lambda state: state["jobs"][first].update(other))
+    assert states(one) == {"l1": LeaseState.ENDED, "l2": RUN}
+    assert states(one) == {"l2": RUN}
+
+
 def test_a_lease_that_pbs_does_not_know_any_more_has_ended(lacking):
     made, one, cut = lacking
     cut.add("l1")

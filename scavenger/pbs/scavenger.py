@@ -306,10 +306,12 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         return disappeared
 
     def _never_preempted(self, site: PbsSite, own: Mapping[str, PbsJob]) -> dict[str, str]:
-        """Return lease → why PBS can no longer preempt it: its preempt_order was changed."""
-        if not site.requeues or self.settings.lease.rerunnable != "auto":
+        """Return lease → why PBS can no longer preempt it: its preempt_order was changed. A lease
+        that PBS can preempt for a part of its time stays.
+        """
+        if not site.only_requeues or self.settings.lease.rerunnable != "auto":
             return {}
-        reason = f"PBS may preempt it by requeuing only (preempt_order = {site.preempt_order})"
+        reason = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
         return {
             lease: f"{reason} and this lease is not rerunnable"
             for lease, job in own.items()

@@ -151,6 +151,12 @@ class PbsSite:
         return any("R" in part and not set("DS") & set(part) for part in self.preempt_order.split())
 
     @property
+    def only_requeues(self) -> bool:
+        """Whether a job that is not rerunnable is never preempted, however much time it has left."""
+        letters = set(self.preempt_methods)
+        return "R" in letters and not set("DS") & letters
+
+    @property
     def suspends(self) -> bool:
         """Whether preempted leases are suspended, if only for a part of their time."""
         return any(part.startswith("S") for part in self.preempt_order.split())

@@ -189,6 +189,23 @@ def test_leases_are_rerunnable_only_where_nothing_else_preempts_them(world):
     assert job["rerunnable"]
 
 
+@pytest.mark.parametrize("order", ["D 10 R", "SR 20 R"])
+def test_leases_that_are_preempted_for_a_part_of_their_time_stay(world, order):
+    """They are submitted rerunnable from now on. With ``preempt_order = R`` they leave
+    (test_real.py).
+    """
+    made = world(hosts=2, preempt_order="D")
+    one = made.scavenger()
+    one.take([request(1)])
+    running(made, one, "l1")
+    made.pbs.edit(lambda state: state["sched"].update(preempt_order=order))
+    made.later += 121  # what is configured is asked for every two minutes
+    assert states(one) == {"l1": LeaseState.RUNNING}
+    assert not one.ender.leave_requests
+    one.take([request(2)])
+    assert [job["rerunnable"] for job in made.pbs.leases().values()] == [False, True]
+
+
 def test_leases_that_do_not_start_in_time_are_withdrawn(world):
     made = world(hosts=2)
     one = made.scavenger(start_within_s=60.0)

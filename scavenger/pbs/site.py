@@ -7,6 +7,7 @@ decides whether the configuration is suitable for MalleTrain.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,9 +126,11 @@ class PbsSite:
     """Whether the scheduler can forecast the starts of pending jobs (``backfill_depth`` above
     0).
     """
-    estimates_every_s: float = SCHEDULER_ITERATION_S + SCHED_CYCLE_LENGTH_S
-    """Maximum time until the scheduler forecasts again, and PBS shows it: scheduler_iteration,
-    sched_cycle_length and attr_update_period together.
+    estimates_every_s: float = math.inf
+    """Time in which the scheduler replaces an expected start that has passed if it still plans the
+    job, seconds: the rest of a cycle, scheduler_iteration, and the next cycle. inf: not known, or
+    unlimited: with an attr_update_period it can keep forecasts to itself (openpbs,
+    send_attr_updates).
     """
     preempt_targets: str | None = ""
     """Default of the jobs of all queues, as ``preempt_targets`` of a queue; None: not used."""
@@ -334,9 +337,9 @@ def read_site(server: str, queues: str, sched: str = "", queue: str = "") -> Pbs
         preempt_known="preempt_order" in settings,
         preempt_prio=words_of(settings.get("preempt_prio", "").strip('"')) or PREEMPT_PRIO,
         estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
-        estimates_every_s=iteration_s
-        + (SCHED_CYCLE_LENGTH_S if cycle_s is None else cycle_s)
-        + (read_duration(settings.get("attr_update_period", "")) or 0.0),
+        estimates_every_s=iteration_s + 2 * (SCHED_CYCLE_LENGTH_S if cycle_s is None else cycle_s)
+        if settings and settings.get("attr_update_period", "0") == "0"
+        else math.inf,
         sees_others=truth_of(attributes.get("query_other_jobs"), False),
         limits=_limits(attributes),
         preempt_targets=_preempt_targets(attributes, settings),

@@ -130,7 +130,10 @@ def test_expected_starts_are_respected_or_used(world):
     assert names(polled) == []
     made.later = 1800.0
     assert "planned" in why(careful.poll(), "n2"), "it may start at any moment"
-    made.later += 5 + 1200 + 1
+    made.later += 5 + 2 * 1200 + 1
+    made.pbs.edit(lambda state: state["sched"].update(attr_update_period=60))
+    assert "planned" in why(made.scavenger().poll(), "n2"), "PBS may not say that it still plans it"
+    made.pbs.edit(lambda state: state["sched"].pop("attr_update_period"))
     assert names(careful.poll()) == ["n2"], "PBS planned anew since, and shows what it gave up"
     made.later = 0.0
     beginning = "held for a waiting job, which is expected to start in "

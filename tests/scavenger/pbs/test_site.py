@@ -1,5 +1,7 @@
 """What answers to the names of PBS's commands."""
 
+import math
+
 import pytest
 
 from scavenger.batch.commands import CommandPolicy, Commands
@@ -150,12 +152,14 @@ def test_the_order_of_a_scheduler_that_does_not_print_it_is_not_known():
 @pytest.mark.parametrize(
     ("sched", "seconds"),
     [
-        ("", 600 + 1200),
+        ("", math.inf),  # qmgr is refused
+        ("set sched preempt_order = D\n", 600 + 2 * 1200),
         (
             "set sched scheduler_iteration = 5\nset sched sched_cycle_length = 00:10:00\n"
-            "set sched attr_update_period = 900\n",
-            5 + 600 + 900,
+            "set sched attr_update_period = 0\n",
+            5 + 2 * 600,
         ),
+        ("set sched attr_update_period = 900\n", math.inf),
     ],
 )
 def test_how_long_a_forecast_of_a_start_stands(sched, seconds):

@@ -143,6 +143,12 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
         "are wanted"
     )
     above = inputs.site.above(name)
+    ranks = {inputs.site.ranks_above_normal(inputs.site.queues[q].priority) for q in above}
+    levels = (
+        f"preempt_prio of PBS's scheduler ({', '.join(inputs.site.preempt_prio)}) does not name "
+        "express_queue before normal_jobs"
+    )
+    remedy = "run qmgr -c 'set sched preempt_prio = \"express_queue, normal_jobs\"'"
     if queue.priority >= inputs.site.preempt_queue_prio:
         yield (
             False,
@@ -152,17 +158,6 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
                 f"{inputs.site.preempt_queue_prio}); set queue in [scheduler.pbs] to one "
                 "with a lower Priority."
             ),
-        )
-    elif not inputs.site.ranks_express_first:
-        levels = ", ".join(inputs.site.preempt_prio)
-        is_reversed = "express_queue" in inputs.site.preempt_prio
-        yield (
-            False,
-            f"No queue preempts {name}: preempt_prio of PBS's scheduler ({levels}) does not name "
-            "express_queue before normal_jobs, so leases would keep others waiting"
-            + (" and preempt jobs of express queues" if is_reversed else "")
-            + "; run qmgr -c 'set sched preempt_prio = \"express_queue, normal_jobs\"'"
-            + ("." if is_reversed else f", {instead}."),
         )
     elif not above:
         yield (
@@ -175,7 +170,22 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
                 f"set preemptive_sched: True in sched_config, {instead}."
             ),
         )
+    elif ranks == {False}:
+        is_reversed = "express_queue" in inputs.site.preempt_prio
+        yield (
+            False,
+            f"No queue preempts {name}: {levels}, so leases would keep others waiting"
+            + (" and preempt jobs of express queues" if is_reversed else "")
+            + f"; {remedy}"
+            + ("." if is_reversed else f", {instead}."),
+        )
     else:
+        if True not in ranks:
+            yield (
+                None,
+                f"Jobs of {', '.join(above)} preempt only those leases that exceed a soft limit or "
+                f"their fairshare: {levels}. If leases need not exceed it, {remedy}.",
+            )
         methods = ", ".join(PREEMPT_METHODS[letter] for letter in inputs.site.preempt_methods)
         yield (
             True,

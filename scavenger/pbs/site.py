@@ -41,6 +41,10 @@ Attributes").
 PREEMPT_PRIO = ("express_queue", "normal_jobs")
 """Default of preempt_prio: the levels of jobs, of which each preempts those behind it (same guide).
 """
+PREEMPT_PRIORITY_STEP = 1000
+"""Difference between two levels of preempt_prio (openpbs, config.h)."""
+EXCEEDED = frozenset({"server_softlimits", "queue_softlimits", "fairshare"})
+"""Levels of jobs that exceed a limit or their share."""
 SCHEDULER_ITERATION_S = 600.0
 SCHED_CYCLE_LENGTH_S = 1200.0
 """Default of sched_cycle_length: the longest that one scheduling cycle takes (same guide)."""
@@ -169,13 +173,22 @@ class PbsSite:
         """The letters of preempt_order, each once."""
         return "".join(dict.fromkeys(c for c in self.preempt_order if c in PREEMPT_METHODS))
 
-    @property
-    def ranks_express_first(self) -> bool:
-        """Whether jobs of express queues preempt normal ones. If preempt_prio does not list them,
-        they are normal jobs (openpbs, job_info.cpp, set_preempt_prio).
+    def ranks_above_normal(self, priority: int) -> bool | None:
+        """Return whether jobs of an express queue with this Priority preempt normal ones; None:
+        only those that exceed a soft limit or their fairshare. A level is 1000 above the next one,
+        and the Priority counts besides. If preempt_prio does not list express queues, their jobs
+        are normal ones (openpbs, fifo.cpp, parse_sched_obj; job_info.cpp, set_preempt_prio).
         """
-        prio = self.preempt_prio
-        return "express_queue" in prio and "normal_jobs" not in prio[: prio.index("express_queue")]
+        levels = list(self.preempt_prio)
+        if "normal_jobs" not in levels:
+            return "express_queue" in levels
+        normal = levels.index("normal_jobs")
+        if "express_queue" in levels:
+            if priority > PREEMPT_PRIORITY_STEP * (levels.index("express_queue") - normal):
+                return True
+        below = [set(level.split("+")) for level in levels[normal:]]
+        is_left = any(level & EXCEEDED and "express_queue" not in level for level in below)
+        return None if is_left else False
 
     def above(self, queue: str) -> list[str]:
         """Return the queues whose jobs preempt those of ``queue``: express queues (Priority of at

@@ -92,7 +92,7 @@ def queue(**changes):
         (queue(default_chunk={"Qlist": "lost"}), "No node of PBS takes jobs of queue preemptable"),
         (lambda s: s["queues"]["expressq"].update(Priority=100), "No queue preempts preemptable"),
         (
-            lambda s: s["sched"].update(preempt_prio='"normal_jobs, fairshare"'),
+            lambda s: s["sched"].update(preempt_prio="normal_jobs"),
             "before normal_jobs, so leases would keep others waiting; run qmgr -c 'set sched "
             'preempt_prio = "express_queue, normal_jobs"\', or set mode = "backfill"',
         ),
@@ -124,6 +124,19 @@ def test_what_works_with_a_warning(site, change, words):
     site.pbs.edit(change)
     findings = site.scavenger().check()
     assert any(works and words in sentence for works, sentence in findings), findings
+
+
+def test_preemption_of_leases_that_exceed_a_limit_is_told(site):
+    """Such a site limits the leases' queue softly; with the next order jobs of an express queue
+    pass all levels.
+    """
+    site.pbs.edit(lambda s: s["sched"].update(preempt_prio='"normal_jobs, queue_softlimits"'))
+    assert not troubles(site)
+    words = "expressq preempt only those leases that exceed a soft limit or their fairshare"
+    assert any(works is None and words in sentence for works, sentence in site.scavenger().check())
+    site.pbs.edit(lambda s: s["queues"]["expressq"].update(Priority=1001))
+    site.pbs.edit(lambda s: s["sched"].update(preempt_prio='"normal_jobs, express_queue"'))
+    assert not [s for works, s in site.scavenger().check() if not works and "preempt_prio" in s]
 
 
 @pytest.mark.parametrize(

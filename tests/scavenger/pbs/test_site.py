@@ -126,20 +126,26 @@ def test_the_jobs_that_a_queue_preempts(targets, sched, preempts):
 
 
 @pytest.mark.parametrize(
-    ("prio", "ranks"),
+    ("prio", "priority", "ranks"),
     [
-        ("", True),
-        ('set sched preempt_prio = "express_queue, normal_jobs"\n', True),
-        ('set sched preempt_prio = "express_queue,normal_jobs,fairshare"\n', True),
-        ('set sched preempt_prio = "normal_jobs, express_queue"\n', False),
-        ('set sched preempt_prio = "normal_jobs, fairshare"\n', False),
-        ('set sched preempt_prio = "express_queue+fairshare, normal_jobs"\n', False),
-        ("set sched preempt_prio = normal_jobs\n", False),
-        ("set sched preempt_prio = express_queue\n", True),
+        ("", 150, True),
+        ("express_queue, normal_jobs", 150, True),
+        ("express_queue,normal_jobs,fairshare", 150, True),
+        ("express_queue", 150, True),
+        ("express_queue+fairshare, normal_jobs", 150, False),
+        ("normal_jobs", 150, False),
+        ("normal_jobs, express_queue", 1000, False),
+        ("normal_jobs, express_queue", 1001, True),
+        ("normal_jobs, fairshare, express_queue", 1001, None),
+        ("normal_jobs, fairshare", 1023, None),
+        ("normal_jobs, server_softlimits+queue_softlimits", 150, None),
+        ("normal_jobs, express_queue+fairshare", 150, False),
+        ("server_softlimits, normal_jobs", 150, False),
     ],
 )
-def test_whether_jobs_of_express_queues_rank_above_normal_ones(prio, ranks):
-    assert read_site(SERVER, QUEUES, prio, "low").ranks_express_first is ranks
+def test_whether_jobs_of_express_queues_rank_above_normal_ones(prio, priority, ranks):
+    sched = f'set sched preempt_prio = "{prio}"\n' if prio else ""
+    assert read_site(SERVER, QUEUES, sched, "low").ranks_above_normal(priority) is ranks
 
 
 def test_the_order_of_a_scheduler_that_does_not_print_it_is_not_known():

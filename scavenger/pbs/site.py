@@ -159,7 +159,9 @@ class PbsSite:
 
     @property
     def only_requeues(self) -> bool:
-        """Whether a job that is not rerunnable is never preempted, however much time it has left."""
+        """Whether a job that is not rerunnable is never preempted, however much of its time is
+        left.
+        """
         letters = set(self.preempt_methods)
         return "R" in letters and not set("DS") & letters
 
@@ -183,9 +185,9 @@ class PbsSite:
         if "normal_jobs" not in levels:
             return "express_queue" in levels
         normal = levels.index("normal_jobs")
-        if "express_queue" in levels:
-            if priority > PREEMPT_PRIORITY_STEP * (levels.index("express_queue") - normal):
-                return True
+        express = levels.index("express_queue") if "express_queue" in levels else math.inf
+        if priority > PREEMPT_PRIORITY_STEP * (express - normal):
+            return True
         below = [set(level.split("+")) for level in levels[normal:]]
         is_left = any(level & EXCEEDED and "express_queue" not in level for level in below)
         return None if is_left else False

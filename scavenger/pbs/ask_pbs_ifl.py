@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
     folder, *attributes = arguments
     try:
         module = load(folder)
-        if attributes:
-            of_jobs, of_nodes = (words.split(",") for words in attributes)
+        if len(attributes) > 1:  # a daemon that was started before an update also names a server
+            of_jobs, of_nodes = (words.split(",") for words in attributes[-2:])
             json.dump(ask(module, of_jobs, of_nodes), sys.stdout)
     except NoAnswer as error:
         print(error, file=sys.stderr)

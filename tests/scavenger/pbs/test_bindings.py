@@ -1,5 +1,6 @@
 """PBS's Python bindings, imitated: linked lists as SWIG makes them, errors, and no answer."""
 
+import json
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -9,7 +10,13 @@ from scavenger.batch.calls import SILENT
 from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.pbs import ask_pbs_ifl
-from scavenger.pbs.source import NODE_ATTRIBUTES, BindingsSource, PbsCommandSource, source_for
+from scavenger.pbs.source import (
+    NODE_ATTRIBUTES,
+    PROGRAM,
+    BindingsSource,
+    PbsCommandSource,
+    source_for,
+)
 from tests.waiting import PATIENCE_S
 
 IFL = """
@@ -206,6 +213,16 @@ def test_the_same_values_as_from_the_commands(installed):
     ]
     [ours] = jobs.ours
     assert (ours.host, ours.runs, ours.submitted, ours.user) == ("a", 1, 1795197778.0, "me")
+
+
+@pytest.mark.parametrize("server", [[], ["pbs0"]])
+def test_a_daemon_of_the_version_before_gets_the_same_answer(installed, server):
+    made = installed()
+    argv = [*PROGRAM, str(made / "lib" / "python" / "altair"), *server]
+    commands = commands_of(made)
+    assert commands.ask(argv) == "", "the bindings can be used"
+    answer = json.loads(commands.ask([*argv, "job_state", "state"]))
+    assert set(answer["jobs"]) == set(JOBS)
 
 
 @pytest.mark.parametrize(

@@ -305,15 +305,19 @@ class Ledger:
         return sorted(done, key=lambda t: (sign * t.values[0], t.number))[:count]
 
     @property
+    def own_target(self) -> int:
+        """Target number of trials as ``sweep.trials`` counts them: no more than a whole grid."""
+        count = int(self.study.user_attrs.get(TRIALS, self.sweep.sweep.trials))
+        return int(min(count, self.sweep.most_trials))
+
+    @property
     def target_trials(self) -> int:
         """Target number of trials. A whole grid has all of its own, besides those that another
         program has queued, for which Optuna's sampler takes no combination off the grid.
         """
-        count = int(self.study.user_attrs.get(TRIALS, self.sweep.sweep.trials))
-        if count < self.sweep.most_trials:
-            return count
-        queued = sum(FIXED in trial.system_attrs for trial in self.trials())
-        return int(self.sweep.most_trials) + queued
+        if self.own_target < self.sweep.most_trials:
+            return self.own_target
+        return self.own_target + sum(FIXED in trial.system_attrs for trial in self.trials())
 
     @property
     def highest(self) -> float:

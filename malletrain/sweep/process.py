@@ -526,6 +526,6 @@ def _differences(ledger: Ledger, sweep: Sweep) -> list[str]:
         for key in sorted({*keys, *there[section]})
         if keys.get(key) != there[section].get(key) and (section, key) != ("sweep", "storage")
     ]
-    if sweep.sweep.trials == ledger.target_trials:
+    if sweep.sweep.trials == ledger.own_target:
         different = [key for key in different if key != "sweep.trials"]
     return different

@@ -334,3 +334,19 @@ def test_two_engines_with_directories_of_their_own_run_no_trial_twice(monkeypatc
     assert world.jobs.jobs == {}
     assert ledger.trials() == []
     assert ledger.end == ""
+
+
+@pytest.mark.parametrize(
+    ("trials", "refused"), [(4, "already. Go on with it"), (3, "sweep.trials")]
+)
+def test_a_grid_with_a_queued_trial_is_the_same_sweep_with_its_own_number(trials, refused):
+    """The trials that another program has queued come besides a whole grid."""
+    text = TEXT.replace("{{ low = 0.0, high = 1.0 }}", "[0.1, 0.2]\ny = [1, 2]")
+    text = text.replace('kind = "random"', 'kind = "grid"')
+    world = World(described(trials=2, text=text))
+    ledger = world.engine.ledger
+    ledger.study.enqueue_trial({"x": 0.2, "y": 1})
+    ledger.want(ledger.target_trials + 2)
+    assert (ledger.own_target, ledger.target_trials) == (4, 5)
+    with pytest.raises(SweepError, match=refused):
+        process.create(world.storage, described(trials=trials, text=text))

@@ -159,9 +159,13 @@ def output_folders(script: str, args: Sequence[str], workdir: str) -> set[str]:
     return {_absolute(path, workdir) for path in folders if path}
 
 
+_JSONARGPARSE = re.compile(r"jsonargparse\b|(?:lightning\.pytorch|pytorch_lightning)\.cli\b")
+"""Modules whose parsers read ``false`` as false."""
+
+
 def options_of_type_bool(script: str) -> set[str]:
-    """Return the options of a script that argparse reads with ``type=bool``: any value, also
-    ``false`` or ``0``, is true.
+    """Return the options of a script that argparse reads with ``type=bool``: any value but an empty
+    one, also ``false`` or ``0``, is true. Empty if ``bool`` can mean something else in the script.
     """
     return _read(script).of_type_bool
 
@@ -245,4 +249,23 @@ def _read(script: str) -> _Script:
             word = word or "output_dir"
             value = call.args[position] if 0 <= position < len(call.args) else named.get(word)
             read.folders.add(text(value))
+    if read.of_type_bool and any(map(_can_replace_bool, ast.walk(tree))):
+        read.of_type_bool.clear()
     return read
+
+
+def _can_replace_bool(node: ast.AST) -> bool:
+    """Return whether ``type=bool`` can mean something else because of this statement or expression:
+    it binds the name, registers a type, or imports jsonargparse.
+    """
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        return any(
+            (alias.asname or alias.name) == "bool" or _JSONARGPARSE.match(module + alias.name)
+            for alias in node.names
+        )
+    if isinstance(node, ast.Name):
+        return node.id == "bool" and isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "register"
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == "bool"

@@ -131,7 +131,7 @@ def check(sweep: Sweep) -> list[str]:
     return [
         *_usual_direction(sweep),
         *sampler_warnings(sweep),
-        *always_true(*jobs),
+        *always_true(sweep, *jobs),
         *shared_places(*jobs),
     ]
 
@@ -153,17 +153,21 @@ def _usual_direction(sweep: Sweep) -> list[str]:
     ]
 
 
-def always_true(one: JobSpec, other: JobSpec) -> list[str]:
-    """Return warnings about options whose values differ between two trials, and which the script
-    reads as true in both.
+def always_true(sweep: Sweep, one: JobSpec, other: JobSpec) -> list[str]:
+    """Return warnings about options whose values differ between two trials of a sweep, and which
+    the script reads as true in all of its trials.
     """
     values, others = (_option_values(job.args) for job in (one, other))
     differing = {option for option, value in values.items() if others.get(option) != value}
+    # An empty value is the only one that is false.
+    empty = {name: "" if "" in p.choices else 1 for name, p in sweep.parameters.items()}
+    with_empty = _option_values(trial_arguments(sweep.job.args, empty, 0))
     return [
         f"Warning: {one.script} reads {option} with type=bool, for which every text is true, also "
-        "false and 0: it would be true in all trials. Read it with type=lambda text: text == "
-        "'true'."
+        "false and 0: it would be true in all trials. Read it with type=lambda text: text.lower() "
+        "in ('true', '1')."
         for option in sorted(differing & options_of_type_bool(one.script))
+        if with_empty.get(option)
     ]
 
 

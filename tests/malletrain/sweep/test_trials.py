@@ -9,6 +9,7 @@ import pytest
 
 from malletrain.sweep import trials
 from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.space import written
 from malletrain.sweep.spec import Sweep, SweepError, SweepSection
 from malletrain.training import snapshot_file
 from tests.malletrain.sweep.sweep_world import World
@@ -146,9 +147,13 @@ def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, patt
     ("args", "choices", "added", "warned"),
     [
         ([], [True, False], "'--amp', type=bool", True),
+        ([], ["True", "False"], "'--amp', type=bool", True),
         ([], [0, 1], "'--amp', type=bool, default=True", True),
         (["--mixed={amp}"], [True, False], "'-m', '--mixed', type=bool", True),
         (["--mixed", "{amp}"], [True, False], "'--amp', type=bool", False),
+        (["--mixed", "{amp}-{x}"], ["a", "", "b"], "'--mixed', type=bool", True),
+        ([], ["", "1"], "'--amp', type=bool", False),
+        (["--mixed={amp}"], ["1", "", "2"], "'--mixed', type=bool", False),
         ([], [True], "'--amp', type=bool", False),
         ([], [True, False], "'--amp', type=yes", False),
         ([], [True, False], "'--amp'", False),
@@ -156,13 +161,48 @@ def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, patt
 )
 def test_options_that_are_true_in_all_trials_are_told(tmp_path, args, choices, added, warned):
     """wandb issue 1700 and others: bool("false") is true."""
-    sweep = sweep_in(tmp_path)
-    job = sweep.job.model_copy(update={"args": args})
-    sweep = sweep.model_copy(update={"job": job, "space": {**sweep.space, "amp": choices}})
-    (tmp_path / "train.py").write_text(f"parser.add_argument({added})")
-    warnings = [sentence for sentence in trials.check(sweep) if "type=bool" in sentence]
-    assert len(warnings) == warned
-    assert all("train.py reads --" in sentence for sentence in warnings)
+    sentences = told_of_bool(tmp_path, f"parser.add_argument({added})", args, choices)
+    assert len(sentences) == warned
+    assert all("train.py reads --" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        ("from argparse import ArgumentParser", True),
+        ("def run(): answer = bool(1)", True),
+        ("from helpers import bool as is_set", True),
+        ("from helpers import str2bool as bool", False),
+        ("from helpers import bool", False),
+        ("bool = str2bool", False),
+        ("def bool(text): return text == 'true'", False),
+        ("parser.register('type', bool, str2bool)", False),
+        ("import jsonargparse", False),
+        ("from jsonargparse import ArgumentParser", False),
+        ("from lightning.pytorch.cli import LightningCLI", False),
+        ("from lightning.pytorch import cli", False),
+    ],
+)
+def test_nothing_is_told_where_bool_may_read_texts(tmp_path, line, warned):
+    script = f"{line}\nparser.add_argument('--amp', type=bool)"
+    assert len(told_of_bool(tmp_path, script)) == warned
+
+
+@pytest.mark.parametrize("choices", [[False, True], [0, 1], ["False", "True"], ["0", "1"]])
+def test_the_advice_is_right_for_the_values_of_the_sweep(tmp_path, choices):
+    [sentence] = told_of_bool(tmp_path, "parser.add_argument('--amp', type=bool)", [], choices)
+    advice = re.search(r"type=(lambda .*)\.$", sentence)[1]
+    assert [eval(advice)(written(value)) for value in choices] == [False, True]
+
+
+def told_of_bool(folder, script, args=(), choices=(True, False)):
+    """The warnings for a script, and a parameter ``amp`` with these values."""
+    sweep = sweep_in(folder)
+    job = sweep.job.model_copy(update={"args": list(args)})
+    space = {**sweep.space, "amp": list(choices)}
+    sweep = sweep.model_copy(update={"job": job, "space": space})
+    (folder / "train.py").write_text(script)
+    return [sentence for sentence in trials.check(sweep) if "type=bool" in sentence]
 
 
 def test_a_direction_that_is_named_needs_no_note(tmp_path):

@@ -283,7 +283,7 @@ def trace(folder: Path) -> Names:
     module = importlib.import_module("scavenger.trace.trace")
     files = importlib.import_module("scavenger.trace.files")
     nodes = range(1500)
-    starts, ends = [100.0 * (1 + n % 7) for n in nodes], [5000.0 + n for n in nodes]
+    starts, ends = [100.0 * (1 + n % 7) for n in nodes], [15_000.0 + n for n in nodes]
     made = module.Trace.from_gaps(nodes, starts, ends, [f"n{n}" for n in nodes], 90_000.0)
     files.write(made, folder / "trace.csv.gz")
     os.chdir(folder)

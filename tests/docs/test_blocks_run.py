@@ -59,6 +59,7 @@ SETTINGS = {
     "sweeps.md 1": (settings.metric, "True"),
     "sweeps.md 2": (settings.sweep, "run_sweep.call_args.args[0].job.nodes is not None"),
     "traces.md 1": (settings.trace, "len(part.names) == 1024 and gaps.complete.all()"),
+    "traces.md 2": (settings.trace, "estimator.observed == 1500"),
     "tracking.md 1": (settings.trackers, "mlflow.active_run() is not None"),
     "tracking.md 2": (settings.trackers, "wandb.run is not None"),
     "tracking.md 3": (settings.trackers, "wandb.run is not None"),

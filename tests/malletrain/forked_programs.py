@@ -96,7 +96,7 @@ def run(
 
 
 def execute(program: str, *arguments: str) -> None:
-    """Run the text of a program, as ``python -c`` does. For :func:`start` and :func:`run`.
+    """Run the text of a program, as ``python -c`` does. What :func:`start` and :func:`run` run.
 
     Args:
         program: the text.
@@ -113,9 +113,12 @@ def _run(
     variables: dict[str, str],
     arguments: tuple[Any, ...],
 ) -> None:
-    # The server has the variables of the test with which it began.
+    # The server has the variables of the test with which it began, which modules of MalleTrain read
+    # when they are imported.
     os.environ.clear()
     os.environ.update(variables)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "malletrain"]:
+        del sys.modules[name]
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
     os.close(descriptor)

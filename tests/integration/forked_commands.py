@@ -35,13 +35,13 @@ def run_command(
         _servers[:] = [Server(__name__)]
     argv, variables = ["malletrain", *words], {**os.environ, **environment}
     with (
-        tempfile.TemporaryFile("w+") as given,
+        tempfile.TemporaryFile("w+") as source,
         tempfile.TemporaryFile("w+") as output,
         tempfile.TemporaryFile("w+") as errors,
     ):
-        given.write(input)
-        given.seek(0)
-        streams = (given.fileno(), output.fileno(), errors.fileno())
+        source.write(input)
+        source.seek(0)
+        streams = (source.fileno(), output.fileno(), errors.fileno())
         process = _servers[0].start(argv, streams, variables, str(folder))
         try:
             code = process.wait(PATIENCE_S)

@@ -103,7 +103,11 @@ def execute(program: str, *arguments: str) -> None:
         arguments: what the program has in ``sys.argv``, after ``-c``.
     """
     sys.argv = ["-c", *arguments]
-    exec(compile(program, "<string>", "exec"), sys.modules["__main__"].__dict__)
+    try:
+        exec(compile(program, "<string>", "exec"), sys.modules["__main__"].__dict__)
+    except Exception as error:  # what Python sets before it prints it
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        raise
 
 
 def _run(

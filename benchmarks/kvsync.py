@@ -371,8 +371,12 @@ class Row:
         return statistics.median(self.seconds)
 
 
-def run(setting: Setting) -> list[Row]:
+def run(setting: Setting, start_method: str = "spawn") -> list[Row]:
     """Run one group of workers. Return a row for each size and contender.
+
+    Args:
+        setting: of the group.
+        start_method: how :mod:`multiprocessing` starts the workers.
 
     Raises:
         mp.ProcessRaisedException: a worker failed, or its result is not the mean.
@@ -380,8 +384,11 @@ def run(setting: Setting) -> list[Row]:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="kvsync-") as name:
         folder = Path(name)
-        barrier = mp.get_context("spawn").Barrier(setting.workers)
-        mp.spawn(_run_worker, (setting, barrier, folder), nprocs=setting.workers)
+        barrier = mp.get_context(start_method).Barrier(setting.workers)
+        arguments = (setting, barrier, folder)
+        mp.start_processes(
+            _run_worker, arguments, nprocs=setting.workers, start_method=start_method
+        )
         texts = [(folder / f"worker-{k}.json").read_text() for k in range(setting.workers)]
     of_workers = [[Measurement(**row) for row in json.loads(text)] for text in texts]
     repeats = list(zip(*of_workers, strict=True))

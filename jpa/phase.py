@@ -1,4 +1,5 @@
-"""The scaling curve of one phase of a job: estimates at measured and other sizes, with uncertainty.
+"""The scaling curve of a job as long as its steps do the same work (one *phase*): estimates at
+measured and other sizes, with uncertainty.
 
 Decides the estimate at any size from the points of one phase and an optional prior. It does not
 decide which phase a job is in (:mod:`jpa.curve`) and what to measure next (:mod:`jpa.profile`).

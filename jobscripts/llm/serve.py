@@ -1,4 +1,6 @@
-"""The script to submit: ``malletrain submit --service --value value.csv serve.py --model M``."""
+"""Runs a replica of a language model on each node of a service. It is the script to submit:
+``malletrain submit --service --value value.csv serve.py --model M``.
+"""
 
 import sys
 

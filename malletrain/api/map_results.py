@@ -1,4 +1,5 @@
-"""A function called for each item of a list, as a farm: its folder, its tasks and its results.
+"""``Client.map``: calls a function for each item of a list, as tasks of a farm, and iterates over
+the results.
 
 Decides how items are grouped into tasks, and when a result is there. It is there when its file is:
 the node renames it when the process has ended with exit code 0.

@@ -1,4 +1,4 @@
-"""The core's records of jobs and nodes.
+"""What the core has in its memory of each job and node.
 
 Only :class:`malletrain.core.state.ControllerState` writes a record; other modules read it.
 """

@@ -15,7 +15,9 @@ pytest.importorskip("torch")
 from benchmarks import kvsync
 from benchmarks.kvsync import CountedStore, FolderStore, Row, Setting, Worker
 from benchmarks.redis_servers import redis_servers
+from tests import forked
 
+START_METHOD = forked.CONTEXT.get_start_method()
 SIZE = 400_004
 """Bytes of a gradient, which three workers cannot divide evenly."""
 needs_redis = pytest.mark.skipif(
@@ -79,7 +81,7 @@ def test_a_folder_forgets_what_is_cleared(tmp_path):
 @pytest.mark.slow
 def test_processes_synchronise_by_a_ring_and_through_files():
     names = ("ring", "files, hierarchical", "files, all-to-all")
-    rows = kvsync.run(Setting(3, (SIZE,), 2, 0.0, names))
+    rows = kvsync.run(Setting(3, (SIZE,), 2, 0.0, names), START_METHOD)
     assert [row.contender for row in rows] == list(names)
     ring, hierarchical, all_to_all = rows
     assert ring.formula == 4
@@ -94,7 +96,8 @@ def test_processes_synchronise_by_a_ring_and_through_files():
 def test_redis_counts_the_same_bytes():
     names = ("Redis, hierarchical", "Redis, all-to-all")
     with redis_servers(1) as servers:
-        rows = kvsync.run(Setting(3, (SIZE,), 2, 0.0, names, int(servers.addresses[0])))
+        setting = Setting(3, (SIZE,), 2, 0.0, names, int(servers.addresses[0]))
+        rows = kvsync.run(setting, START_METHOD)
     for row, times in zip(rows, (10, 12), strict=True):
         assert row.bytes == times * SIZE
         assert row.server_bytes > row.bytes

@@ -283,24 +283,30 @@ def trace(folder: Path) -> Names:
     module = importlib.import_module("scavenger.trace.trace")
     files = importlib.import_module("scavenger.trace.files")
     nodes = range(1500)
-    starts, ends = [100.0 * (1 + n % 7) for n in nodes], [5000.0 + n for n in nodes]
+    starts, ends = [100.0 * (1 + n % 7) for n in nodes], [15_000.0 + n for n in nodes]
     made = module.Trace.from_gaps(nodes, starts, ends, [f"n{n}" for n in nodes], 90_000.0)
     files.write(made, folder / "trace.csv.gz")
     os.chdir(folder)
     return {}
 
 
-def trackers(folder: Path) -> Names:
-    """MLflow and W&B without a server."""
+def mlflow_tracker(folder: Path) -> Names:
+    """MLflow without a server."""
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     import mlflow
-
-    os.environ.update(WANDB_MODE="disabled", MLFLOW_ALLOW_FILE_STORE="true", WANDB_RUN_ID="j1")
-    import wandb
 
     os.chdir(folder)
     mlflow.set_tracking_uri(f"file://{folder}/mlruns")
-    names = live(folder)
-    return {**names, "rank": 0, "mlflow": mlflow, "wandb": wandb, "loss": 1.0, "fold": 0}
+    return {"rank": 0, "mlflow": mlflow}
+
+
+def wandb_tracker(folder: Path) -> Names:
+    """W&B without a server."""
+    os.environ.update(WANDB_MODE="disabled", WANDB_RUN_ID="j1")
+    import wandb
+
+    os.chdir(folder)
+    return {**live(folder), "wandb": wandb, "loss": 1.0, "fold": 0}
 
 
 def replica(folder: Path) -> Names:

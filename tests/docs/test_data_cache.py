@@ -1,14 +1,12 @@
 """The example of the page on data caches runs and says what the page says."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from malletrain.protocol import env
+from tests.malletrain import forked_programs
 
 PAGE = Path(__file__).parents[2] / "docs" / "data-cache.md"
 
@@ -20,14 +18,11 @@ def test_the_example_says_what_its_page_says(tmp_path):
     example = text[text.index("`example.py` trains") :]
     script = re.search(r"```python\n(.*?)```", example, re.DOTALL)[1]
     output = re.search(r"\$ python example.py\n(.*?)```", example, re.DOTALL)[1]
-    (tmp_path / "example.py").write_text(script)
     (tmp_path / "data").mkdir(mode=0o700)
-    made = subprocess.run(
-        [sys.executable, "example.py"],
-        cwd=tmp_path,
-        env={**os.environ, env.DATA: str(tmp_path / "data")},
-        capture_output=True,
-        text=True,
-        check=True,
+    made = forked_programs.run(
+        *(forked_programs.execute, script),
+        folder=tmp_path,
+        environment={env.DATA: str(tmp_path / "data")},
     )
-    assert made.stdout == output
+    assert made.code == 0, made.errors
+    assert made.output == output

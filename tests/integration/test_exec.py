@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.integration.embedded import gone, site
+from tests.integration.forked_commands import run_command
 from tests.waiting import PATIENCE_S, readable, until
 
 pytestmark = pytest.mark.slow
@@ -68,13 +69,22 @@ def run_job(made, count=2, **spec):
     return job
 
 
+def of_site(made, *words):
+    return ["exec", "--state-dir", str(made.state), *words]
+
+
 def argv(made, *words):
-    return [sys.executable, "-m", "malletrain", "exec", "--state-dir", str(made.state), *words]
+    return [sys.executable, "-m", "malletrain", *of_site(made, *words)]
 
 
-def run(made, *words, **options):
-    options.setdefault("input", b"")
-    return subprocess.run(argv(made, *words), capture_output=True, timeout=PATIENCE_S, **options)
+def run(made, *words):
+    """Run a command without input."""
+    return run_command(of_site(made, *words), made.work, {})
+
+
+def run_with_input(made, data, *words):
+    command = argv(made, *words)
+    return subprocess.run(command, input=data, capture_output=True, timeout=PATIENCE_S)
 
 
 def begin(made, *words, **options):
@@ -99,8 +109,8 @@ def test_a_command_has_the_environment_of_the_job(at_work):
     made, job = at_work
     words = "pwd; echo $COLOUR $MALLETRAIN_JOB; echo wrong >&2; exit 3"
     done = run(made, job, "--", "sh", "-c", words)
-    assert done.stdout.decode().splitlines() == [str(made.work), f"green {job}"]
-    assert (done.stderr, done.returncode) == (b"wrong\n", 3)
+    assert done.stdout.splitlines() == [str(made.work), f"green {job}"]
+    assert (done.stderr, done.returncode) == ("wrong\n", 3)
     [event] = [e for e in made.events("command-run", job) if e.data["command"] == "sh"]
     assert "COLOUR" not in repr(event)
 
@@ -118,19 +128,19 @@ def test_it_runs_on_the_node_of_a_rank(at_work):
     made, job = at_work
     words = ("--", "sh", "-c", "echo $MALLETRAIN_NODE")
     on = [run(made, job, "--rank", str(rank), *words).stdout.split()[0] for rank in (0, 1)]
-    assert sorted(on) == [b"n1", b"n2"]
-    assert run(made, job, "--node", "n2", *words).stdout == b"n2\n"
+    assert sorted(on) == ["n1", "n2"]
+    assert run(made, job, "--node", "n2", *words).stdout == "n2\n"
     refused = run(made, job, "--rank", "2", *words)
     assert refused.returncode == 255
-    assert refused.stderr == f"Job {job} has no rank 2 now; its ranks are 0 to 1.\n".encode()
+    assert refused.stderr == f"Job {job} has no rank 2 now; its ranks are 0 to 1.\n"
 
 
 def test_input_reaches_it_whole_and_then_ends(at_work):
     made, job = at_work
     data = os.urandom(1_000_000)
-    assert run(made, job, "--", "cat", input=data).stdout == data
+    assert run_with_input(made, data, job, "--", "cat").stdout == data
     # A command that does not read its input does not hold up anybody.
-    assert run(made, job, "--", "echo", "done", input=data).stdout == b"done\n"
+    assert run_with_input(made, data, job, "--", "echo", "done").stdout == b"done\n"
 
 
 def test_a_slow_reader_slows_the_command_and_loses_nothing(at_work, tmp_path):
@@ -227,7 +237,7 @@ def test_only_a_few_commands_run_on_a_node_at_once(at_work):
     clients = [sleeper(made, job)[0] for _ in range(4)]
     try:
         refused = run(made, job, "--", "true")
-        assert (refused.returncode, b"4 commands run on this node already" in refused.stderr) == (
+        assert (refused.returncode, "4 commands run on this node already" in refused.stderr) == (
             255,
             True,
         )

@@ -12,27 +12,20 @@ import re
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tests.integration.embedded import Site
+from tests.integration.forked_commands import run_command
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 
-def call(site: Site, *words: object, code: int = 0, **options: Any) -> str:
+def call(site: Site, *words: object, code: int = 0, input: str = "") -> str:
     """The standard output of a command in the site's working directory."""
-    done = subprocess.run(
-        [sys.executable, "-m", "malletrain", *map(str, words)],
-        cwd=site.work,
-        env={**os.environ, "MALLETRAIN_STATE_DIR": str(site.state), "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        **options,
-    )
+    environment = {"MALLETRAIN_STATE_DIR": str(site.state), "COLUMNS": "160"}
+    done = run_command([str(word) for word in words], site.work, environment, input)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 

@@ -1,5 +1,5 @@
-"""What the results in a folder are made of, in a JSON file beside them, so that no other training
-or sampling continues them.
+"""Records from which fields and model the results in a folder are made, and refuses that another
+training or sampling continues them. The record is a JSON file beside the results.
 
 Decides only whether two are the same. Who calls it decides what counts.
 """

@@ -1,4 +1,5 @@
-"""Makes whole fields fine in one piece, cut to whole coarse cells.
+"""Super-resolves whole fields in one piece, without patches and tiles. A field is cut to whole
+coarse cells.
 
 A patch that is made fine separately lacks its surroundings, which costs more accuracy than most
 methods gain. A field that is too large for one piece goes through :mod:`windsr.queue`, whose tiles

@@ -107,7 +107,14 @@ def test_the_time_of_reading_is_that_of_processes_side_by_side(site):
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_loader_workers_use_the_store_without_a_copy_of_it(site, start):
     cache = site.cache("n1", Images(), name=start)
-    loader = DataLoader(cache, batch_size=16, num_workers=2, multiprocessing_context=start)
+    # A worker that is spawned imports torch: one, for both epochs.
+    loader = DataLoader(
+        cache,
+        batch_size=16,
+        num_workers=1 if start == "spawn" else 2,
+        multiprocessing_context=start,
+        persistent_workers=start == "spawn",
+    )
     for epoch in range(2):
         labels = []
         for images, numbers in loader:

@@ -7,11 +7,23 @@ Each script runs in a mount namespace of its own, with a small file system on ``
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 
 import pytest
 
+pytest.importorskip("torch")
+
+from tests.malletrain import forked_programs
+
+MOUNT = """
+import ctypes, subprocess, sys
+NEWNS = 0x20000  # unshare(2)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.unshare(NEWNS) == 0, ctypes.get_errno()
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+size = "size=" + sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", "/dev/shm"], check=True)
+"""
 COMMON = """
 import os, signal, sys, torch, malletrain
 from torch.utils.data import DataLoader
@@ -47,24 +59,24 @@ def epoch(data, **options):
 """
 
 
-def run(script: str, size: str) -> tuple[str, str]:
-    """What a script prints to stdout and stderr with a ``/dev/shm`` of this size."""
-    mounted = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
-    command = ("unshare", "--mount", "sh", "-c", mounted, "sh")
-    probe = subprocess.run([*command, "true"], capture_output=True, text=True)
+@pytest.fixture
+def run(tmp_path):
+    """What a script prints to stdout and stderr with a ``/dev/shm`` of a size."""
+    command = ("unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", "/dev/shm")
+    probe = subprocess.run(command, capture_output=True, text=True)
     if probe.returncode != 0:
         pytest.skip(f"no right to mount a small /dev/shm here: {probe.stderr.strip()}")
-    done = subprocess.run(
-        [*command, sys.executable, "-c", COMMON + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, " ".join(done.stderr.split())
+
+    def run(script: str, size: str) -> tuple[str, str]:
+        program = MOUNT + COMMON + textwrap.dedent(script)
+        ended = forked_programs.run(forked_programs.execute, program, size, folder=tmp_path)
+        assert ended.code == 0, ended.output + ended.errors
+        return ended.output, " ".join(ended.errors.split())
+
+    return run
 
 
-def test_what_fits_is_cached_and_a_fourth_stays_free_for_loader_workers():
+def test_what_fits_is_cached_and_a_fourth_stays_free_for_loader_workers(run):
     out, err = run(
         """
         data = malletrain.DataCache(Blocks(), name="blocks", memory="64M")
@@ -87,7 +99,7 @@ def test_what_fits_is_cached_and_a_fourth_stays_free_for_loader_workers():
     )
 
 
-def test_too_little_for_a_cache_is_said_with_what_to_do():
+def test_too_little_for_a_cache_is_said_with_what_to_do(run):
     out, err = run(
         """
         data = malletrain.DataCache(Blocks(), name="blocks", memory="64M")
@@ -101,7 +113,7 @@ def test_too_little_for_a_cache_is_said_with_what_to_do():
     assert "docker run --shm-size" in err
 
 
-def test_memory_that_others_fill_ends_no_process():
+def test_memory_that_others_fill_ends_no_process(run):
     out, err = run(
         """
         data = malletrain.DataCache(Blocks(), name="blocks", memory="64M")
@@ -120,7 +132,7 @@ def test_memory_that_others_fill_ends_no_process():
     assert "'other' is read without a cache:" in err
 
 
-def test_a_large_shared_memory_is_not_limited():
+def test_a_large_shared_memory_is_not_limited(run):
     out, err = run(
         """
         data = malletrain.DataCache(Blocks(), name="blocks", memory="16M")

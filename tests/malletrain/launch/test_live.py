@@ -2,16 +2,13 @@
 nothing from the others.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from malletrain.protocol import messages
 from malletrain.protocol.failures import describe, starts_again, unfit
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.rounds.failure_grace import own_fault
+from tests.malletrain import forked_programs
 from tests.malletrain.agent.node_side import spec
 from tests.malletrain.launch.fake_agent import FakeAgent
 from tests.waiting import PATIENCE_S
@@ -73,37 +70,37 @@ serve(worker)
 """
 
 
+LAUNCHER = "import sys; from malletrain.launch.restart import main; sys.exit(main())"
+
+
 class Launched:
     """A live launcher with two workers that run ``script``."""
 
-    def __init__(self, directory, script, launcher=("-m", "malletrain.launch.restart")):
+    def __init__(self, directory, script, launcher=LAUNCHER):
         self.agent = FakeAgent(directory)
         (directory / "train.py").write_text(PRELUDE + script)
         job = spec(directory, nproc_per_node=2, mode="live")
         order = LaunchOrder("j1", job, self.agent.endpoint, "127.0.0.1", str(directory), 1.0, 60.0)
         write_order(directory / "order.json", order)
-        self.log = (directory / "launcher.log").open("w+")
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                *launcher,
-                "--launch",
-                str(directory / "order.json"),
-            ],
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            cwd=directory,
-            env={**os.environ, "MALLETRAIN_PRELOAD": "0", "MALLETRAIN_JOB_KEY": "5e" * 32},
+        self.log = directory / "launcher.log"
+        self.process = forked_programs.start(
+            *(forked_programs.execute, launcher, "--launch", str(directory / "order.json")),
+            folder=directory,
+            output=self.log,
+            environment={"MALLETRAIN_PRELOAD": "0", "MALLETRAIN_JOB_KEY": "5e" * 32},
         )
 
     def output(self):
-        self.log.seek(0)
-        return self.log.read()
+        return self.log.read_text()
+
+    def wait(self):
+        """Return the exit code of the launcher once it has ended."""
+        self.process.join(PATIENCE_S)
+        return self.process.exitcode
 
     def close(self):
         self.process.terminate()
-        self.process.wait(PATIENCE_S)
-        self.log.close()
+        self.wait()
         self.agent.socket.close(0)
 
 
@@ -111,8 +108,8 @@ class Launched:
 def launch(tmp_path):
     launched = []
 
-    def start(script, **launcher):
-        launched.append(Launched(tmp_path, script, **launcher))
+    def start(script, *launcher):
+        launched.append(Launched(tmp_path, script, *launcher))
         return launched[-1]
 
     yield start
@@ -137,7 +134,7 @@ def test_a_round_comes_about_whatever_a_worker_says_besides(launch, script):
     assert (type(store), store.generation) == (messages.StoreUp, 1)
     assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
     launcher.agent.say(messages.Release("j1", 1.0))
-    assert launcher.process.wait(PATIENCE_S) == 0
+    assert launcher.wait() == 0
     assert "released from this node" in launcher.output()
     assert "Traceback" not in launcher.output()
 
@@ -172,7 +169,7 @@ def test_a_worker_that_does_not_answer_that_it_is_to_give_up_its_step_is_killed(
     assert [(f.rank, f.exitcode) for f in assignment.failures] == [(0, -9)]
     assert "the worker 0 has not answered" in launcher.output()
     launcher.agent.say(messages.Release("j1", 1.0))
-    assert launcher.process.wait(PATIENCE_S) == 0
+    assert launcher.wait() == 0
 
 
 # Rank 1 ends in its first round.
@@ -228,15 +225,14 @@ os._exit(75)
 """
 
 
-def test_the_last_lines_of_a_worker_are_read_before_its_end_is_judged(launch, tmp_path):
-    (tmp_path / "late.py").write_text(LOOKS_LATE)
-    launcher = launch(SPEAKS_AND_ENDS, launcher=["late.py"])
+def test_the_last_lines_of_a_worker_are_read_before_its_end_is_judged(launch):
+    launcher = launch(SPEAKS_AND_ENDS, LOOKS_LATE)
     while (assignment := launcher.agent.hear().assignment).phase == "ready":
         pass
     assert assignment.phase == "failed", launcher.output()
     assert all(starts_again(failure) for failure in assignment.failures)
     launcher.agent.say(messages.Release("j1", 1.0))
-    assert launcher.process.wait(PATIENCE_S) == 0, launcher.output()
+    assert launcher.wait() == 0, launcher.output()
 
 
 FOREIGN = "This script does not use malletrain.elastic, which live mode needs"
@@ -289,17 +285,17 @@ def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, c
     assert (FOREIGN in failure.cause) == bool(hint)
     assert "the interpreter ends" not in failure.tail
     # It stays until the agent has read that: an end is seen sooner than a message on its way.
-    assert launcher.process.poll() is None
+    assert launcher.process.is_alive()
     launcher.agent.say(messages.Round("j1", 1, 0, 1))
     launcher.agent.say(messages.Release("j1", 0.0))
-    assert launcher.process.wait(PATIENCE_S) == 1
+    assert launcher.wait() == 1
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         ("import malletrain.elastic", ""),
-        ("import malletrain.elastic\nprint('no config.yml')", " Its last line: no config.yml"),
+        ("print('no config.yml')  # before malletrain.elastic", " Its last line: no config.yml"),
         ("", f" Its last line: {FOREIGN}"),
     ],
     ids=["silent", "with words", "a script of another mode"],
@@ -314,7 +310,7 @@ def test_a_script_that_ends_with_the_code_of_missing_software_has_failed(launch,
     rank = assignment.failures[0].rank
     assert describe(assignment.failures).startswith(f"Rank {rank} exited with code 78.{words}")
     launcher.agent.say(messages.Release("j1", 0.0))
-    assert launcher.process.wait(PATIENCE_S) == 1
+    assert launcher.wait() == 1
 
 
 RAISES = """

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from malletrain.launch import script as runner
+from tests.malletrain import forked_programs
 
 FORKED = (
     "import sys; from malletrain.launch import script; from malletrain.launch.fork_server import "
@@ -20,6 +21,10 @@ WAYS = {
     "forked": [sys.executable, "-c", FORKED],
     "cold": [sys.executable, "-u", runner.__file__],
 }
+
+COLD = f"import runpy; runpy.run_path({runner.__file__!r}, run_name='__main__')"
+WARM_WAYS = {"forked": FORKED, "cold": COLD}
+"""The same in a process that has imported torch."""
 
 SCRIPTS = {
     "plain": "print('hello', __name__)",
@@ -223,11 +228,9 @@ def test_a_group_that_a_model_outlives_stays(tmp_path):
     may be waiting for the interpreter. A group has three threads.
     """
     (tmp_path / "script.py").write_text(OUTLIVES)
-    warm = f"import torch.distributed; {FORKED}"
-    result = subprocess.run(
-        [sys.executable, "-c", warm, "script.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (result.returncode, result.stdout) == (0, "9 False\n"), result.stderr
+    program = (forked_programs.execute, FORKED, "script.py")
+    result = forked_programs.run(*program, folder=tmp_path)
+    assert (result.code, result.output) == (0, "9 False\n"), result.errors
 
 
 CRASHES = {
@@ -292,14 +295,14 @@ for epoch in sampler.epochs(2):
 """
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WARM_WAYS)
 @pytest.mark.parametrize(("code", "due"), [(143, (0, 1)), (0, (1,))])
 def test_the_code_after_an_epoch_is_due_unless_the_script_ends_well(tmp_path, way, code, due):
     """As where a script's own handler of SIGTERM has it leave after the step."""
     (tmp_path / "script.py").write_text(STOPS_IN_THE_LAST_STEP)
     outputs = []
     for arguments in ([str(code)], []):
-        command = [*WAYS[way], "script.py", *arguments]
-        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        outputs.append((run.returncode, run.stdout))
+        program = (forked_programs.execute, WARM_WAYS[way], "script.py", *arguments)
+        ended = forked_programs.run(*program, folder=tmp_path)
+        outputs.append((ended.code, ended.output))
     assert outputs == [(code, ""), (0, "".join(f"after epoch {epoch}\n" for epoch in due))]

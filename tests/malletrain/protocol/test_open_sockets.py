@@ -93,8 +93,10 @@ def collect_forgotten(name):
 
 
 FORKS = f"""
-import os, sys
+import gc, os, sys
 from {__name__} import USES, forget
+gc.collect()
+gc.freeze()  # the objects of imports are not looked through in each fork
 for name in USES:
     if not os.fork():
         forget(name)

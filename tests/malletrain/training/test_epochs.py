@@ -2,8 +2,6 @@
 for the code that follows its steps.
 """
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 import malletrain
 from malletrain.protocol.worker_channel import BetweenEpochs, DrainDone
 from malletrain.training import snapshot_file
+from tests.malletrain import forked_programs
 from tests.malletrain.training.worker_side import as_plain_script, as_worker, process_ends
 from tests.selection import every_change
 
@@ -311,6 +310,7 @@ def test_a_script_that_goes_on_to_another_training_has_closed_the_epoch(tmp_path
     assert EndOfEpochScript(tmp_path / "x.pt").sampler.epoch == 1
 
 
+WORKER = "import runpy; runpy.run_module('malletrain.launch.script', run_name='__main__')"
 ENDS = {"returns": "", "leaves": "raise SystemExit(0)", "fails": "raise RuntimeError"}
 
 
@@ -344,8 +344,9 @@ def test_a_script_that_breaks_after_its_last_save_has_closed_the_epoch(tmp_path,
             """
         )
     )
-    program = [] if runner == "python" else ["-m", "malletrain.launch.script"]
-    subprocess.run([sys.executable, *program, str(script)], capture_output=True, check=False)
+    program = [script.read_text()] if runner == "python" else [WORKER, str(script)]
+    ended = forked_programs.run(forked_programs.execute, *program, folder=tmp_path)
+    assert ended.code == (1 if end == "fails" else 0), ended.errors
     assert EndOfEpochScript(tmp_path / "x.pt").sampler.epoch == (1 if end == "fails" else 2)
 
 

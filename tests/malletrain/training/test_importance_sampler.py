@@ -4,10 +4,7 @@ go, and the scores are those of the losses that were given.
 
 import math
 import pickle
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +23,7 @@ from malletrain.training.importance_sampler import (
     levels_of,
 )
 from tests.draws import cases
+from tests.malletrain import forked_programs
 
 
 def loss_of(sample, epoch):
@@ -315,15 +313,18 @@ dist.destroy_process_group()  # else gloo's threads may abort the interpreter at
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
 def test_ranks_exchange_their_losses(tmp_path, backend):
     """With the second one, on a machine without a GPU, too: gloo takes what is on the CPU."""
-    store = str(tmp_path / "store")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), store, str(tmp_path / name), backend],
-            cwd=Path(__file__).parents[3],
+    store, log = str(tmp_path / "store"), tmp_path / "log"
+    ranks = [
+        forked_programs.start(
+            *(forked_programs.execute, RANK, str(rank), store, str(tmp_path / name), backend),
+            folder=tmp_path,
+            output=log,
         )
         for rank, name in enumerate("ab")
     ]
-    assert [process.wait() for process in processes] == [0, 0]
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0], log.read_text()
     alone = Job(1, num_samples=25, global_batch_size=7, seed=4, max_world_size=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "loss_of", lambda sample, epoch: sample * 0.1 + epoch)

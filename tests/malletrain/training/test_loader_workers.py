@@ -89,18 +89,20 @@ def printed(forks):
     return run
 
 
-@pytest.mark.parametrize("imports", IMPORTS)
-def test_a_loader_that_names_no_number_has_the_chosen_one(printed, imports):
+def test_a_loader_that_names_no_number_has_the_chosen_one(printed):
     loader = "loader = DataLoader(Numbers(), batch_sampler=sampler)\n"
     show = "print(loader.num_workers, sorted(int(i) for batch in loader for i in batch))"
-    program = imports + HEAD + SAMPLER + loader + show
+    program = IMPORTS[1] + HEAD + SAMPLER + loader + show
     assert printed(program) == "2 [0, 1, 2, 3, 4, 5, 6, 7]"
     assert printed(program, "") == "0 [0, 1, 2, 3, 4, 5, 6, 7]"
 
 
 @pytest.mark.parametrize("imports", IMPORTS)
 def test_the_import_of_malletrain_is_enough(printed, imports):
-    assert printed(f"{imports}{HEAD}print(DataLoader(Numbers()).num_workers)") == "2"
+    """Without a use of anything of it, and whichever is imported first."""
+    loader = "loader = DataLoader(Numbers())\n"
+    show = "print(loader.num_workers, [int(i) for batch in loader for i in batch])"
+    assert printed(imports + HEAD + loader + show) == "2 [0, 1, 2, 3, 4, 5, 6, 7]"
     environment = {**os.environ, "RANK": "0", "MALLETRAIN_SOCKET": "/nowhere"}
     environment.pop("MALLETRAIN_LOADER_WORKERS", None)
     program = "import sys, malletrain; print('torch' in sys.modules)"

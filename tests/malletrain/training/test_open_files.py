@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import tempfile
 
 import pytest
 
 from malletrain.training import drain
+from tests.malletrain import forked_programs
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +41,9 @@ for number, batch in enumerate(sampler):
 
 @pytest.mark.parametrize("how", ["step", "save"])
 def test_rows_of_before_a_snapshot_are_stored_with_it(tmp_path, how):
-    ended = subprocess.run([sys.executable, "-c", SCRIPT, how, tmp_path], check=False)
-    assert ended.returncode == -9
+    program = (forked_programs.execute, SCRIPT, how, str(tmp_path))
+    ended = forked_programs.run(*program, folder=tmp_path)
+    assert ended.code == -9, ended.errors
     assert (tmp_path / "log.csv").read_text() == "0\n1\n"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import malletrain
 from malletrain.protocol.worker_channel import OwnerNotice
+from tests.malletrain import forked_programs
 from tests.malletrain.training.worker_side import as_worker
 
 BATCHES, DONE = 12, 4
@@ -145,8 +144,7 @@ def test_nothing_is_told_of_a_loop_of_its_own_that_always_looks_first(agent, cap
 @pytest.mark.parametrize("steps", [0, 1])
 def test_an_end_after_an_epoch_without_a_step_is_told(tmp_path, steps):
     """Not if the script trains after it: it may look at its data first."""
-    script = tmp_path / "script.py"
-    script.write_text(
+    script = (
         textwrap.dedent(f"""
         import torch, malletrain
         from torch.utils.data import DataLoader
@@ -168,14 +166,13 @@ def test_an_end_after_an_epoch_without_a_step_is_told(tmp_path, steps):
             pass
         """)
     )
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert ended.stderr.count("took the last 4 batches of epoch 0") == (not steps)
+    ended = forked_programs.run(forked_programs.execute, script, folder=tmp_path)
+    assert ended.code == 0, ended.errors
+    assert ended.errors.count("took the last 4 batches of epoch 0") == (not steps)
 
 
 def test_they_are_told_when_the_script_ends(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
+    script = textwrap.dedent("""
         import itertools, torch, malletrain
         from torch.utils.data import DataLoader
         sampler = malletrain.ElasticSampler(12, global_batch_size=1)
@@ -183,9 +180,9 @@ def test_they_are_told_when_the_script_ends(tmp_path):
         for _ in itertools.islice(DataLoader(torch.arange(12), batch_sampler=sampler), 3, None):
             sampler.advance()
         """)
-    )
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert ended.stderr.count(SKIPPED) == 1
+    ended = forked_programs.run(forked_programs.execute, script, folder=tmp_path)
+    assert ended.code == 0, ended.errors
+    assert ended.errors.count(SKIPPED) == 1
 
 
 def test_a_job_is_told_once(agent, capsys):
@@ -314,9 +311,7 @@ def counted_since(sampler):
 
 
 def test_an_end_while_a_thread_has_read_all_that_is_left_is_not_told(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
+    script = textwrap.dedent("""
         import threading, torch, malletrain
         from torch.utils.data import DataLoader
         sampler = malletrain.ElasticSampler(12, global_batch_size=1)
@@ -326,9 +321,9 @@ def test_an_end_while_a_thread_has_read_all_that_is_left_is_not_told(tmp_path):
         thread.start()
         thread.join()
         """)
-    )
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert "without a step" not in ended.stderr
+    ended = forked_programs.run(forked_programs.execute, script, folder=tmp_path)
+    assert ended.code == 0, ended.errors
+    assert "without a step" not in ended.errors
 
 
 def test_nothing_is_told_of_an_end_in_the_resumed_epoch(agent, capsys):

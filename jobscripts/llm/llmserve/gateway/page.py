@@ -1,4 +1,6 @@
-"""The page of the gateway in the browser: its files, and the overview that it shows."""
+"""The routes of the gateway's page in the browser: its files, and the overview, which
+:mod:`llmserve.gateway.overview` computes.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,15 @@ from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.reachability import Reachability
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.engine.service_values import ServiceValues
-from malletrain.daemon.engine.sick_and_slow_nodes import sick_nodes, slow_nodes
-from malletrain.daemon.engine.state import LeaseRows, MemberNews, Send, SiteState, TransactionOutbox
+from malletrain.daemon.engine.state import (
+    LeaseRows,
+    MemberNews,
+    Send,
+    SiteState,
+    TransactionOutbox,
+    sick_nodes,
+    slow_nodes,
+)
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.curves import Curves

@@ -23,8 +23,7 @@ from malletrain.core.events import (
     LeaseNotTaken,
 )
 from malletrain.core.operator_restrictions import EVERY_NODE, Restrictions
-from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
-from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.state import SiteState, slow_node_policy
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.leases.actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall
 from malletrain.daemon.leases.departures import (

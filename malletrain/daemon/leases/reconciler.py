@@ -34,15 +34,16 @@ from malletrain.daemon.leases.departures import (
     UNHEARD,
     Departures,
 )
-from malletrain.daemon.leases.scheduler_health import PollWatch, SchedulerHealth
-from malletrain.daemon.leases.silent_leases import (
+from malletrain.daemon.leases.polls import (
+    PollWatch,
+    SchedulerHealth,
     SilentLeases,
+    SlotPrices,
     Strays,
     last_output,
     likely_cause,
     node_problem,
 )
-from malletrain.daemon.leases.slot_prices import SlotPrices
 from malletrain.daemon.site.backends import output_file
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus

@@ -1,6 +1,6 @@
 """That the main scheduler does not answer is told from the first missed poll."""
 
-from malletrain.daemon.leases.scheduler_health import PollWatch
+from malletrain.daemon.leases.polls import PollWatch
 
 
 def test_a_poll_that_is_late_is_missed_while_it_is_under_way():

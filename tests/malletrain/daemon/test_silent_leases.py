@@ -1,6 +1,6 @@
 """A lease that runs without a word of its agent is cancelled, and its node left alone."""
 
-from malletrain.daemon.leases.silent_leases import (
+from malletrain.daemon.leases.polls import (
     SilentLeases,
     last_output,
     likely_cause,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.daemon.leases.silent_leases import RETRY_INTERVAL_S, Strays
+from malletrain.daemon.leases.polls import RETRY_INTERVAL_S, Strays
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
 

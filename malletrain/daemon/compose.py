@@ -28,9 +28,8 @@ from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
 from malletrain.daemon.api.reload import Reload
 from malletrain.daemon.engine.agents import Agents, LivenessMonitor
-from malletrain.daemon.engine.decisions import Decisions
+from malletrain.daemon.engine.decisions import Decisions, Reachability
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
-from malletrain.daemon.engine.reachability import Reachability
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import (

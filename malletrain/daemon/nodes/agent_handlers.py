@@ -15,7 +15,7 @@ from malletrain import __version__
 from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
 from malletrain.daemon.engine.agents import Adoption, LeasedAgent
-from malletrain.daemon.engine.reachability import Reachability
+from malletrain.daemon.engine.decisions import Reachability
 from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions

@@ -23,7 +23,6 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.sick_nodes import FailingNodes
 from malletrain.daemon.api.farm_operations import ArrivingFarms
-from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
 from malletrain.daemon.api.reload import Reload
@@ -31,7 +30,6 @@ from malletrain.daemon.engine.agents import Agents, LivenessMonitor
 from malletrain.daemon.engine.decisions import Decisions, Reachability
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell
-from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import (
     LeaseRows,
     MemberNews,
@@ -42,7 +40,7 @@ from malletrain.daemon.engine.state import (
     slow_nodes,
 )
 from malletrain.daemon.engine.transactions import Transactions
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.unfinished_jobs import JobDependencies, ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.layouts import Layouts, NodeShape

@@ -18,12 +18,11 @@ from malletrain.config.model import ConfigError
 from malletrain.core.events import JobState
 from malletrain.core.goals import OwnerGoals
 from malletrain.core.operator_restrictions import EVERY_NODE, Restriction
-from malletrain.daemon.api.job_dependencies import outcome
 from malletrain.daemon.api.job_views import JobViews
 from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.api.reload import Reload, sentence
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs, outcome
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,

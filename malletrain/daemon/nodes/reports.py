@@ -23,10 +23,9 @@ from malletrain.core.events import (
 from malletrain.core.goodput import stated_batch
 from malletrain.core.reread_costs import differs
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.unfinished_jobs import ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.admission import RequestRefused, valued
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec

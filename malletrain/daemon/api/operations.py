@@ -21,6 +21,7 @@ from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.api.changes import (
     JobChanges,
     OperatorActions,
+    Reload,
     arrays_of,
     dependencies,
     goals_of,
@@ -36,7 +37,6 @@ from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_vie
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
 from malletrain.daemon.api.operation_context import Operation, OperationContext
-from malletrain.daemon.api.reload import Reload
 from malletrain.daemon.api.service_operations import ServiceOperations
 from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
 from malletrain.daemon.engine.state import SiteState

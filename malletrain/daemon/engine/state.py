@@ -237,7 +237,7 @@ class SiteState:
     """
 
     config: Config
-    """Current configuration, including reloaded settings (:mod:`malletrain.daemon.api.reload`)."""
+    """Current configuration, including reloaded settings (:mod:`malletrain.daemon.api.changes`)."""
     store: Store
     clock: Clock
     metrics: Metrics

@@ -27,7 +27,7 @@ from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.layout_tuner import has_measured_loaders, layout_view
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec
-from malletrain.daemon.jobs.step_windows import step_times_record
+from malletrain.daemon.jobs.worker_counts import step_times_record
 from malletrain.protocol import messages, wire
 from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind

@@ -23,10 +23,10 @@ from malletrain.daemon.engine.agents import Agents, LivenessMonitor
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.jobs.curves import Curves
-from malletrain.daemon.jobs.data_reads import DataReads
 from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
+from malletrain.daemon.jobs.worker_counts import DataReads
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.metrics import Metrics

@@ -4,8 +4,8 @@ that a process reports breaks the sums.
 
 import pytest
 
-from malletrain.daemon.jobs import data_reads
-from malletrain.daemon.jobs.data_reads import DataReads
+from malletrain.daemon.jobs import worker_counts
+from malletrain.daemon.jobs.worker_counts import DataReads
 
 
 def facts(**changes):
@@ -72,7 +72,7 @@ def test_data_sets_are_told_apart():
 
 
 def test_the_counts_of_processes_that_are_no_longer_told_apart_stay(monkeypatch):
-    monkeypatch.setattr(data_reads, "MAX_PROCESSES", 2)
+    monkeypatch.setattr(worker_counts, "MAX_PROCESSES", 2)
     reads = DataReads()
     for process in range(5):
         reads.add("j1", 0, facts(process=str(process)))
@@ -81,8 +81,8 @@ def test_the_counts_of_processes_that_are_no_longer_told_apart_stay(monkeypatch)
 
 
 def test_no_report_fills_the_memory_of_the_daemon(monkeypatch):
-    monkeypatch.setattr(data_reads, "MAX_JOBS", 3)
-    monkeypatch.setattr(data_reads, "MAX_NAMES", 2)
+    monkeypatch.setattr(worker_counts, "MAX_JOBS", 3)
+    monkeypatch.setattr(worker_counts, "MAX_NAMES", 2)
     reads = DataReads()
     for job in range(5):
         for name in "abc":

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.daemon.jobs.repository import JobRepository
-from malletrain.daemon.jobs.step_windows import StepWindows
+from malletrain.daemon.jobs.worker_counts import StepWindows
 from malletrain.store.records import JobRow
 from malletrain.store.store import Store
 from tests.malletrain.daemon.worker_counts import progress, trained

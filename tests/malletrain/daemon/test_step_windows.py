@@ -4,7 +4,7 @@ import pytest
 
 from malletrain.core.step_times import Bottleneck
 from malletrain.daemon.api.job_views import steps_view
-from malletrain.daemon.jobs.step_windows import (
+from malletrain.daemon.jobs.worker_counts import (
     MARK_S,
     MARKS,
     MAX_STORED_RANKS,

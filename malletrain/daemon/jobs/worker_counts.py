@@ -1,18 +1,24 @@
-"""The times of a job's steps over the last minutes, from the cumulative counts that its workers
-report. Pure: times come with the counts.
+"""What follows from the cumulative counts that a job's workers report: the times of its steps over
+the last minutes, and its reads through data caches. Pure: times come with the counts.
 
-Decides over which time the steps are averaged, and the averages of which ranks are stored.
-:mod:`malletrain.core.step_times` says what the averages mean.
+:class:`StepWindows` decides over which time the steps are averaged, and the averages of which ranks
+are stored. :mod:`malletrain.core.step_times` says what the averages mean.
+
+:class:`DataReads` decides which counts are added up and which are replaced by newer ones. They are
+kept in memory only: unfinished jobs report again within seconds after a restart of the daemon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from malletrain.core.reread_costs import reread_s
 from malletrain.core.step_times import RankTimes, StepBreakdown, breakdown
 from malletrain.protocol.messages import Progress
+from malletrain.protocol.views import DataCacheView
 
 MARK_S = 10.0
 """Minimum time between two counts that are kept, seconds. The newest breakdown is that of the last
@@ -34,7 +40,7 @@ longest for data if exchanges are not measured.
 """
 
 
-class _Counts(NamedTuple):
+class _StepCounts(NamedTuple):
     """What is kept of a report: the steps, the time of the last one, and the parts."""
 
     steps: int
@@ -50,19 +56,19 @@ class _Counts(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Rank:
+class _RankSteps:
     """The counts of one rank."""
 
     node: str
     """Its node."""
     pid: int
     """Its process."""
-    newest: _Counts
+    newest: _StepCounts
     """Its newest counts."""
-    marks: list[_Counts]
+    marks: list[_StepCounts]
     """Earlier counts, the oldest first."""
 
-    def add(self, counts: _Counts) -> None:
+    def add(self, counts: _StepCounts) -> None:
         """Add newer counts."""
         if self.newest.last - self.marks[-1].last >= MARK_S:
             # Until a part has begun one mark is enough.
@@ -70,7 +76,7 @@ class _Rank:
             self.marks = [*earlier, self.newest]
         self.newest = counts
 
-    def since(self, rank: int, mark: _Counts) -> RankTimes | None:
+    def since(self, rank: int, mark: _StepCounts) -> RankTimes | None:
         """Return the mean step since ``mark``; None if there were too few steps."""
         steps = self.newest.steps - mark.steps
         if steps < MIN_STEPS:
@@ -92,7 +98,7 @@ class StepWindows:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankSteps] = {}
         self._measured = False
         """Whether a rank has measured a part of its steps."""
         self._began = 0.0
@@ -119,13 +125,15 @@ class StepWindows:
             self._began = record.last
             self._measured, self._recent = False, (float("-inf"), None)
             self._means_of_all = (float("-inf"), ())
-        counts = _Counts(record.steps, record.last, record.data, record.exchange, record.snapshot)
+        counts = _StepCounts(
+            record.steps, record.last, record.data, record.exchange, record.snapshot
+        )
         self._measured = self._measured or counts.measured
         self._newest = max(self._newest, record.last)
         rank = self._ranks.get(record.rank)
         if rank is None or rank.pid != record.pid:
             if rank is not None or len(self._ranks) < MAX_RANKS:
-                self._ranks[record.rank] = _Rank(node, record.pid, counts, [counts])
+                self._ranks[record.rank] = _RankSteps(node, record.pid, counts, [counts])
                 self._means_of_all = (float("-inf"), ())
         elif record.steps > rank.newest.steps and record.last > rank.newest.last:
             rank.add(counts)
@@ -192,3 +200,125 @@ def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
             for rank in sorted(last_first[:MAX_STORED_RANKS], key=lambda rank: rank.rank)
         ],
     }
+
+
+MAX_JOBS = 1000
+"""Number of jobs whose reads are kept, ended ones included."""
+MAX_NAMES = 16
+"""Number of data sets of one job that are counted."""
+MAX_PROCESSES = 4096
+"""Number of processes of one job that are told apart. The counts of those that have been silent for
+longest are added up.
+"""
+_SHOWN_READS = ("node_hits", "peer_hits", "source_reads", "hit_bytes", "source_bytes", "unpacked")
+_READ_COUNTS = (*_SHOWN_READS, "source_us")
+_FACTS = ("samples", "data_bytes", "node_bytes")
+
+
+@dataclass
+class _DataSet:
+    """The reads of one data set by one job."""
+
+    processes: OrderedDict[tuple[int, str], tuple[int, ...]] = field(default_factory=OrderedDict)
+    """Rank and process → its newest counts, the process that reported last at the end."""
+    ended: tuple[int, ...] = (0,) * len(_READ_COUNTS)
+    """Sum of the counts of processes that are no longer told apart."""
+    stores: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Node → (samples in its memory, bytes of memory for them)."""
+    facts: dict[str, int] = field(default_factory=dict)
+    """Newest facts about the data set."""
+    coverage: float | None = None
+    """Part of the data that an epoch reads; None if unknown."""
+
+    def add(self, rank: int, data: Mapping[str, Any]) -> None:
+        """Add the counts of one process."""
+        key = (rank, str(data.get("process", "")))
+        self.processes[key] = tuple(_count(data.get(name)) for name in _READ_COUNTS)
+        self.processes.move_to_end(key)
+        while len(self.processes) > MAX_PROCESSES:
+            _, oldest = self.processes.popitem(last=False)
+            self.ended = tuple(a + b for a, b in zip(self.ended, oldest, strict=True))
+        self.facts = {name: _count(data.get(name)) for name in _FACTS}
+        node = str(data.get("node", ""))
+        self.stores[node] = (_count(data.get("present")), _count(data.get("memory_bytes")))
+        coverage = data.get("coverage")
+        self.coverage = coverage if isinstance(coverage, float) and 0 <= coverage <= 1 else None
+
+    def _sums(self) -> dict[str, int]:
+        """Return each count, summed over the processes."""
+        sums = self.ended
+        for counts in self.processes.values():
+            sums = tuple(a + b for a, b in zip(sums, counts, strict=True))
+        return dict(zip(_READ_COUNTS, sums, strict=True))
+
+    def reread_s(self, nodes: Collection[str], processes: int) -> dict[str, float]:
+        """Return the time in which the data of each of ``nodes`` would be read again without it,
+        seconds. ``processes``: ranks on a node, which read side by side.
+        """
+        sums = self._sums()
+        if not sums["source_reads"]:
+            return {}
+        sample_s = sums["source_us"] * 1e-6 / sums["source_reads"] / max(1, processes)
+        present = {node: self.stores.get(node, (0, 0))[0] for node in nodes}
+        return reread_s(present, sample_s)
+
+    def view(self, name: str, nodes: Collection[str]) -> DataCacheView:
+        """Return the reads so far, and what the memory of ``nodes`` has."""
+        sums = self._sums()
+        stores = [store for node, store in self.stores.items() if node in nodes]
+        return DataCacheView(
+            name,
+            **{count: sums[count] for count in _SHOWN_READS},
+            **self.facts,
+            present=sum(present for present, _ in stores),
+            memory_bytes=sum(memory for _, memory in stores),
+            coverage=self.coverage,
+        )
+
+
+class DataReads:
+    """The reads of all jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, dict[str, _DataSet]] = OrderedDict()
+
+    def add(self, job: str, rank: int, data: Mapping[str, Any]) -> None:
+        """Add the counts that one process reports.
+
+        Args:
+            job: id of its job.
+            rank: its rank.
+            data: the fields of DataCacheFacts.
+        """
+        name = str(data.get("name", ""))
+        sets = self._jobs.setdefault(job, {})
+        self._jobs.move_to_end(job)
+        while len(self._jobs) > MAX_JOBS:
+            self._jobs.popitem(last=False)
+        if name and (name in sets or len(sets) < MAX_NAMES):
+            sets.setdefault(name, _DataSet()).add(rank, data)
+
+    def views(self, job: str, nodes: Collection[str]) -> tuple[DataCacheView, ...]:
+        """Return the reads of one job, by data set. ``nodes``: the nodes that it has now."""
+        sets = self._jobs.get(job, {})
+        return tuple(sets[name].view(name, nodes) for name in sorted(sets))
+
+    def reread_s(self, job: str, nodes: Collection[str], processes: int) -> dict[str, float]:
+        """Return the time in which a job would read its training data again without each of its
+        nodes, seconds; nodes without data are absent.
+
+        Args:
+            job: id of the job.
+            nodes: the nodes that it has now.
+            processes: number of its ranks on each.
+        """
+        total_s: dict[str, float] = {}
+        for data in self._jobs.get(job, {}).values():
+            for node, seconds in data.reread_s(nodes, processes).items():
+                if seconds:
+                    total_s[node] = total_s.get(node, 0.0) + seconds
+        return total_s
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

@@ -53,11 +53,10 @@ from malletrain.daemon.nodes.agent_handlers import AgentHandlers
 from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.server.message_router import Login, MessageRouter
-from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import agent_program, slurm_associations
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.handler_failures import HandlerFailures
-from malletrain.daemon.site.logs import RotatedLog
+from malletrain.daemon.site.logs import AuditLog, RotatedLog
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing

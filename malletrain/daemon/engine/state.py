@@ -27,8 +27,8 @@ from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
 from malletrain.daemon.jobs.worker_counts import DataReads
-from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus

@@ -29,8 +29,8 @@ from malletrain.daemon.jobs.layout_tuner import LayoutTuner
 from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, SampleCount
 from malletrain.daemon.jobs.worker_counts import StepWindows, step_times_record
-from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.protocol.counting import counted

@@ -2,8 +2,8 @@
 
 import shutil
 
-from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.store import Store
 

@@ -47,7 +47,7 @@ from malletrain.daemon.jobs.layouts import Layouts, NodeShape
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import JobRepository, Retention
 from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
-from malletrain.daemon.leases.departures import Departures
+from malletrain.daemon.leases.arrivals_and_departures import Departures
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
 from malletrain.daemon.nodes.commands import RelayedCommands

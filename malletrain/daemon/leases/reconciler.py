@@ -26,7 +26,7 @@ from malletrain.core.operator_restrictions import EVERY_NODE, Restrictions
 from malletrain.daemon.engine.state import SiteState, slow_node_policy
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.leases.actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall
-from malletrain.daemon.leases.departures import (
+from malletrain.daemon.leases.arrivals_and_departures import (
     PREEMPTED,
     RECLAIMED,
     RELEASED,

@@ -22,8 +22,14 @@ from malletrain.daemon.engine.unfinished_jobs import ServiceValues, UnfinishedJo
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
-from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, Departures, note_failures
-from malletrain.daemon.nodes.arrivals import Arrivals
+from malletrain.daemon.leases.arrivals_and_departures import (
+    RECLAIMED,
+    RELEASED,
+    SICK,
+    Arrivals,
+    Departures,
+    note_failures,
+)
 from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.nodes.probes import Bandwidth, Probes

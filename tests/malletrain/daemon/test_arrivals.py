@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from malletrain.daemon.leases import departures
-from malletrain.daemon.leases.departures import of_a_peer
+from malletrain.daemon.leases import arrivals_and_departures
+from malletrain.daemon.leases.arrivals_and_departures import of_a_peer
 from malletrain.protocol import messages
 from malletrain.protocol.interpreters import interpreter_of
 from malletrain.protocol.phases import AssignmentPhase
@@ -221,7 +221,7 @@ def lost(run, *closed):
         n: SimpleNamespace(node=n, unreachable_since=1.0 if n in closed else None) for n in NODES
     }
     agents = SimpleNamespace(on=all_of_them.get)
-    return [one.node for one in departures.lost_to_peers(agents, [run])]
+    return [one.node for one in arrivals_and_departures.lost_to_peers(agents, [run])]
 
 
 def test_whose_connection_ended_beside_a_crash_is_not_lost():
@@ -230,14 +230,18 @@ def test_whose_connection_ended_beside_a_crash_is_not_lost():
         rounds=SimpleNamespace(generation=1, members=NODES), bereft={}, crashed=0, barred=0
     )
     assert lost(run, "b", "c") == []
-    departures.note_failures(run, "b", failed("j1").assignment)
+    arrivals_and_departures.note_failures(run, "b", failed("j1").assignment)
     assert lost(run, "c") == ["c"]
     assert lost(run, "b") == [], "it is it that told"
-    departures.note_failures(run, "a", failed("j1", "ValueError: wrong shape").assignment)
+    arrivals_and_departures.note_failures(
+        run, "a", failed("j1", "ValueError: wrong shape").assignment
+    )
     assert lost(run, "c") == []
     run.rounds.generation = 2
     assert lost(run, "c") == []
-    departures.note_failures(run, "a", messages.Assignment("j1", AssignmentPhase.LOST, 2))
+    arrivals_and_departures.note_failures(
+        run, "a", messages.Assignment("j1", AssignmentPhase.LOST, 2)
+    )
     assert lost(run, "c") == ["c"]
 
 
@@ -245,7 +249,7 @@ def test_whose_connection_ended_beside_a_crash_is_not_lost():
 def test_what_a_node_that_is_taken_does_to_its_workers_is_no_crash(code, itself):
     run = SimpleNamespace(bereft={}, crashed=0, barred=0)
     failure = messages.Failure(0, code, 1.0, "oops")
-    departures.note_failures(
+    arrivals_and_departures.note_failures(
         run, "a", messages.Assignment("j1", AssignmentPhase.FAILED, 3, (failure,))
     )
     assert (run.crashed, run.bereft, run.barred) == (3 if itself else 0, {}, 0)
@@ -253,7 +257,7 @@ def test_what_a_node_that_is_taken_does_to_its_workers_is_no_crash(code, itself)
 
 def test_who_found_no_way_is_noted():
     run = SimpleNamespace(bereft={}, crashed=0, barred=0)
-    departures.note_failures(
+    arrivals_and_departures.note_failures(
         run, "a", failed("j1", "connect [10.0.0.2]:9: No route to host").assignment
     )
     assert (run.crashed, run.bereft, run.barred) == (0, {"a": 1}, 1)

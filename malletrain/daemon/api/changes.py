@@ -26,9 +26,8 @@ from malletrain.core.goals import OwnerGoals
 from malletrain.core.operator_restrictions import EVERY_NODE, Restriction
 from malletrain.daemon.api.job_views import JobViews
 from malletrain.daemon.api.notices import Notices
-from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.transactions import Operation, OperationContext, Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs, outcome
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,

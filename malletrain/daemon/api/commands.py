@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.agents import LeasedAgent
+from malletrain.daemon.engine.transactions import Operation, OperationContext
 from malletrain.daemon.jobs.admission import RequestRefused, number, text, whole
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.nodes.commands import RelayedCommand, RelayedCommands

@@ -17,9 +17,8 @@ from malletrain.core.events import JobState
 from malletrain.core.node_values import farm_curve
 from malletrain.core.task_history import TaskCounts, TaskHistory
 from malletrain.core.task_queue import TaskState
-from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.transactions import Operation, OperationContext, Transactions
 from malletrain.daemon.engine.unfinished_jobs import JobDependencies
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
 from malletrain.daemon.jobs.repository import decode_spec, is_arriving

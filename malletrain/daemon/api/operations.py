@@ -36,11 +36,10 @@ from malletrain.daemon.api.farm_operations import (
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
-from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.api.service_operations import ServiceOperations
 from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.transactions import Operation, OperationContext, Transactions
 from malletrain.daemon.engine.unfinished_jobs import JobDependencies, ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,

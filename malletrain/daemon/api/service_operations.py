@@ -23,8 +23,8 @@ from malletrain.core.node_values import with_next_nodes
 from malletrain.core.pools import Pool
 from malletrain.core.records import JobRecord
 from malletrain.core.start_costs import LongLivedNodes
-from malletrain.daemon.api.operation_context import Operation, OperationContext
 from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Operation, OperationContext
 from malletrain.daemon.engine.unfinished_jobs import ServiceValues
 from malletrain.daemon.jobs.admission import RequestRefused, number, text, valued
 from malletrain.daemon.jobs.repository import decode_spec

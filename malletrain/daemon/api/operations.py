@@ -27,7 +27,6 @@ from malletrain.daemon.api.changes import (
     goals_of,
     jobs_of_array,
 )
-from malletrain.daemon.api.commands import CommandOperations
 from malletrain.daemon.api.farm_operations import (
     ArrivingFarms,
     FarmOperations,
@@ -59,7 +58,7 @@ from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
 from malletrain.daemon.jobs.sizes import with_kind
 from malletrain.daemon.leases.reconciler import LeaseReconciler
-from malletrain.daemon.nodes.commands import RelayedCommands
+from malletrain.daemon.nodes.commands import CommandOperations, RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.site.clock import MAX_WAIT_S
 from malletrain.daemon.site.handler_failures import HandlerFailures

@@ -23,9 +23,9 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.sick_nodes import FailingNodes
 from malletrain.daemon.api.changes import Reload
-from malletrain.daemon.api.farm_operations import ArrivingFarms
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
+from malletrain.daemon.api.service_operations import ArrivingFarms
 from malletrain.daemon.engine.agents import Agents, LivenessMonitor
 from malletrain.daemon.engine.decisions import Decisions, Reachability
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper

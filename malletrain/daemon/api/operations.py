@@ -27,15 +27,15 @@ from malletrain.daemon.api.changes import (
     goals_of,
     jobs_of_array,
 )
-from malletrain.daemon.api.farm_operations import (
-    ArrivingFarms,
-    FarmOperations,
-    with_farm_values,
-)
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
-from malletrain.daemon.api.service_operations import ServiceOperations
+from malletrain.daemon.api.service_operations import (
+    ArrivingFarms,
+    FarmOperations,
+    ServiceOperations,
+    with_farm_values,
+)
 from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Operation, OperationContext, Transactions

@@ -92,10 +92,10 @@ async def _run(
     tty: bool,
 ) -> int:
     """Return the exit code."""
-    from malletrain.client.address import find
     from malletrain.client.aio import AsyncConnection
     from malletrain.client.commands import RemoteCommand
     from malletrain.client.errors import ClientError
+    from malletrain.client.exchange import find
 
     connection = AsyncConnection(find(state_dir))
     try:

@@ -16,9 +16,8 @@ import zmq.asyncio
 import zmq.utils.monitor
 
 from malletrain.client import exchange
-from malletrain.client.address import Address
 from malletrain.client.errors import UNAUTHENTICATED, ClientError
-from malletrain.client.exchange import BROKEN, TIMEOUT_S
+from malletrain.client.exchange import BROKEN, TIMEOUT_S, Address
 from malletrain.client.operations import Operation
 from malletrain.protocol import messages
 from malletrain.protocol.open_sockets import OpenSockets

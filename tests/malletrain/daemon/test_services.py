@@ -11,8 +11,8 @@ from contextlib import closing
 import pytest
 
 from malletrain.client import ClientError, operations
-from malletrain.client.address import Address
 from malletrain.client.aio import AsyncConnection
+from malletrain.client.exchange import Address
 from malletrain.core.start_costs import StartCost
 from malletrain.core.state import ControllerState
 from malletrain.daemon.api import service_operations

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from malletrain.core.change_costs import LongLivedNodes
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.planning import Candidate, guarantees
@@ -23,7 +24,6 @@ from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
-from malletrain.core.start_costs import LongLivedNodes
 from malletrain.core.state import ControllerState
 
 _FACTOR_DECIMALS = 4

@@ -4,7 +4,7 @@ Services: their members, and what nodes are worth to them. Decides who may value
 owner of the service. Decides also when a client that waits for a change of the members is answered:
 at once if the version that it knows is not the present one, else at the next change. For views of
 the job: what a start costs in plans, and whether nodes outlast it
-(:mod:`malletrain.core.start_costs`).
+(:mod:`malletrain.core.change_costs`).
 
 Farms: their tasks, and the farms whose tasks are being added. Decides who may add, see and retry
 tasks, and that a farm waits until all its tasks have been added.
@@ -25,11 +25,11 @@ from zlib import crc32
 import msgspec
 
 from allocator import RescaleCost
+from malletrain.core.change_costs import LongLivedNodes
 from malletrain.core.events import JobState
 from malletrain.core.node_values import farm_curve, with_next_nodes
 from malletrain.core.pools import Pool
 from malletrain.core.records import JobRecord
-from malletrain.core.start_costs import LongLivedNodes
 from malletrain.core.task_history import TaskCounts, TaskHistory
 from malletrain.core.task_queue import TaskState
 from malletrain.daemon.engine.state import SiteState

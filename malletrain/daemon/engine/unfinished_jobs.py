@@ -27,6 +27,7 @@ import msgspec
 from allocator import Goal, RescaleCost, ScalingCurve
 from jpa.costs import RESCALE_KINDS
 from malletrain.config.units import show_duration
+from malletrain.core.change_costs import ASSUMED_START_S
 from malletrain.core.events import (
     CurveChanged,
     JobCancelled,
@@ -39,7 +40,6 @@ from malletrain.core.events import (
     WeightChanged,
 )
 from malletrain.core.goals import GoalsSoFar, OwnerGoals
-from malletrain.core.start_costs import ASSUMED_START_S
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.curves import InitialCurve

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from malletrain.core.events import JobState
-from malletrain.core.fabric import Fabric
-from malletrain.core.start_costs import (
+from malletrain.core.change_costs import (
     ASSUMED_START_S,
     StartCost,
     expected_start_s,
     with_start,
 )
+from malletrain.core.events import JobState
+from malletrain.core.fabric import Fabric
 from malletrain.daemon.jobs.layout_tuner import LayoutTuner
 from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, SampleCount

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from malletrain.core.reread_costs import reread_s
+from malletrain.core.change_costs import reread_s
 from malletrain.core.step_times import RankTimes, StepBreakdown, breakdown
 from malletrain.protocol.messages import Progress
 from malletrain.protocol.views import DataCacheView

@@ -13,6 +13,7 @@ from collections import OrderedDict
 import msgspec
 import structlog
 
+from malletrain.core.change_costs import differs
 from malletrain.core.events import (
     BatchReported,
     DataCached,
@@ -21,7 +22,6 @@ from malletrain.core.events import (
     PriorSuggested,
 )
 from malletrain.core.goodput import stated_batch
-from malletrain.core.reread_costs import differs
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions

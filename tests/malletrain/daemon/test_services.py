@@ -13,7 +13,7 @@ import pytest
 from malletrain.client import ClientError, operations
 from malletrain.client.aio import AsyncConnection
 from malletrain.client.exchange import Address
-from malletrain.core.start_costs import StartCost
+from malletrain.core.change_costs import StartCost
 from malletrain.core.state import ControllerState
 from malletrain.daemon.api import service_operations
 from malletrain.protocol import messages

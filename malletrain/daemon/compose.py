@@ -21,7 +21,7 @@ from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
-from malletrain.core.sick_nodes import FailingNodes
+from malletrain.core.unleased_nodes import FailingNodes
 from malletrain.daemon.api.changes import Reload
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api

@@ -29,7 +29,7 @@ import structlog
 from malletrain import __version__
 from malletrain.config.model import Config, ConfigError
 from malletrain.config.units import show_duration
-from malletrain.core.operator_restrictions import EVERY_NODE
+from malletrain.core.unleased_nodes import EVERY_NODE
 from malletrain.daemon.compose import Components, agent_command, compose
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState

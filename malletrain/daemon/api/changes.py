@@ -23,7 +23,7 @@ import structlog
 from malletrain.config.model import Config, ConfigError, changes, load_config, with_changes
 from malletrain.core.events import JobState, Tick
 from malletrain.core.goals import OwnerGoals
-from malletrain.core.operator_restrictions import EVERY_NODE, Restriction
+from malletrain.core.unleased_nodes import EVERY_NODE, Restriction
 from malletrain.daemon.api.job_views import JobViews
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.engine.state import SiteState

@@ -21,8 +21,8 @@ from malletrain.core.events import (
     WorkersStarted,
 )
 from malletrain.core.fabric import Fabric, choose
-from malletrain.core.sick_nodes import FailingNodes
 from malletrain.core.state_memory import HandOverTime
+from malletrain.core.unleased_nodes import FailingNodes
 from malletrain.daemon.engine.agents import Agents
 from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository

@@ -17,8 +17,8 @@ from typing import Any
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
-from malletrain.core.sick_nodes import FailingNodes, SickNode, SickNodes
 from malletrain.core.slow_nodes import SlowNode, SlowNodes
+from malletrain.core.unleased_nodes import FailingNodes, SickNode, SickNodes
 from malletrain.daemon.engine.agents import Agents, LivenessMonitor
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell

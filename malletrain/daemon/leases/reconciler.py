@@ -3,7 +3,7 @@
 Decides what a poll means for each lease: running, ended, not reporting, unwanted. Calls run in a
 worker thread, one at a time; a call that fails changes nothing. What is requested is stored before
 (:mod:`malletrain.daemon.leases.actions`). Which nodes operators have excluded from leasing is
-stored as well; :mod:`malletrain.core.operator_restrictions` decides what may be leased.
+stored as well; :mod:`malletrain.core.unleased_nodes` decides what may be leased.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from malletrain.core.events import (
     LeaseDeferred,
     LeaseNotTaken,
 )
-from malletrain.core.operator_restrictions import EVERY_NODE, Restrictions
+from malletrain.core.unleased_nodes import EVERY_NODE, Restrictions
 from malletrain.daemon.engine.state import SiteState, slow_node_policy
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.leases.actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall

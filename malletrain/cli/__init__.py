@@ -11,6 +11,7 @@ import click
 
 from malletrain import __version__
 from malletrain.cli.assess import assess
+from malletrain.cli.changes import drain, exclude, extend, pause, reload, requeue, resume, scale
 from malletrain.cli.check import check
 from malletrain.cli.common import CommandGroup
 from malletrain.cli.daemon import agent, cluster, daemon
@@ -19,10 +20,8 @@ from malletrain.cli.demo import demo
 from malletrain.cli.events import events
 from malletrain.cli.exec import exec_
 from malletrain.cli.export import cp, export
-from malletrain.cli.job_actions import extend, requeue, scale
 from malletrain.cli.logs import logs
 from malletrain.cli.map import map_
-from malletrain.cli.operator_actions import drain, exclude, pause, reload, resume
 from malletrain.cli.services import members, worth
 from malletrain.cli.simulate import simulate
 from malletrain.cli.site_setup import key, shipped

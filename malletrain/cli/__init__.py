@@ -14,7 +14,7 @@ from malletrain.cli.assess import assess
 from malletrain.cli.changes import drain, exclude, extend, pause, reload, requeue, resume, scale
 from malletrain.cli.check import check
 from malletrain.cli.common import CommandGroup
-from malletrain.cli.daemon import agent, cluster, daemon
+from malletrain.cli.daemon import agent, cluster, daemon, key, shipped
 from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
@@ -24,7 +24,6 @@ from malletrain.cli.logs import logs
 from malletrain.cli.map import map_
 from malletrain.cli.services import members, worth
 from malletrain.cli.simulate import simulate
-from malletrain.cli.site_setup import key, shipped
 from malletrain.cli.status import nodes, show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.sweep import sweep

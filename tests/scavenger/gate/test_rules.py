@@ -7,8 +7,7 @@ import pytest
 
 from scavenger.batch.slots import SlotKind
 from scavenger.batch.submission import Shrink
-from scavenger.gate.rules import GateClosed, GateRules
-from scavenger.gate.verbs import gated
+from scavenger.gate.rules import GateClosed, GateRules, gated
 from scavenger.pbs.hosts import slot_chunk
 from scavenger.pbs.job import SHARED_PLACE, chunk_of, qsub
 from scavenger.slurm.job import sbatch, sbatch_host, sbatch_shared, shrink

@@ -16,7 +16,6 @@ For a job without a measured curve, compute, communication and a serial part det
   deviation j, because all ranks wait for the slowest. Throughput is ``n·b`` divided by that time.
 * **Amdahl**: a fraction s of one node's work does not shrink with more nodes (input from one file
   server): ``O(1)·n / (1 + s·(n-1))``.
-
 """
 
 from __future__ import annotations

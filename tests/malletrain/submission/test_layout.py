@@ -3,8 +3,7 @@
 import pytest
 
 from malletrain.submission.error import SpecError
-from malletrain.submission.layout import layout_choice
-from malletrain.submission.options import ScriptOptions
+from malletrain.submission.options import ScriptOptions, layout_choice
 from malletrain.submission.spec import build
 
 PLAIN = {"mode": "restart", "launcher": "builtin", "has_curve": False, "variables": {}}

@@ -17,9 +17,9 @@ from malletrain.cli.common import CommandGroup
 from malletrain.cli.daemon import agent, cluster, daemon, key, shipped
 from malletrain.cli.db import db
 from malletrain.cli.demo import demo
-from malletrain.cli.events import events
 from malletrain.cli.exec import exec_
 from malletrain.cli.export import cp, export
+from malletrain.cli.history import events, usage
 from malletrain.cli.logs import logs
 from malletrain.cli.map import map_
 from malletrain.cli.services import members, worth
@@ -29,7 +29,6 @@ from malletrain.cli.submit import cancel, submit
 from malletrain.cli.sweep import sweep
 from malletrain.cli.tasks import retry, tasks
 from malletrain.cli.top import top
-from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
 from malletrain.cli.web import web
 

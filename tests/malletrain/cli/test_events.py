@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
 
 import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malletrain.cli.events import HEADER, lease_trace
+from malletrain.cli import history
+from malletrain.cli.history import HEADER, lease_trace
 from malletrain.client import ClientError, Unreachable
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
@@ -71,8 +70,7 @@ def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch)
 
     monkeypatch.setattr("malletrain.client.Connection.status", status)
     monkeypatch.setattr("malletrain.client.Connection.events", events)
-    importlib.import_module("malletrain.cli.events")  # its command has the name, too
-    monkeypatch.setattr(sys.modules["malletrain.cli.events"], "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(history, "RETRY_INTERVAL_S", 0.0)
     contexts = []
 
     class Context(zmq.Context):

@@ -277,7 +277,7 @@ def usage(
       malletrain usage
       malletrain usage --by month --by user --since 2026-01 --csv > usage.csv
     """
-    from malletrain.render import usage as render
+    from malletrain.render import tables
 
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other.")
@@ -290,10 +290,10 @@ def usage(
         raise click.UsageError("--since is not before --until.")
     apart = [word for word in WORDS if word in (by or WORDS[:1])]
     with client_of(state_dir) as client:
-        rows = render.added_up(client.usage(**between), apart)
+        rows = tables.added_up(client.usage(**between), apart)
     if as_json:
         print_json(rows)
     elif as_csv:
-        click.echo(render.as_csv(rows), nl=False)
+        click.echo(tables.usage_csv(rows), nl=False)
     else:
-        print_text(render.table(rows, apart))
+        print_text(tables.usage(rows, apart))

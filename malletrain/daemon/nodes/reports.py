@@ -33,7 +33,7 @@ from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import MAX_PROCESSES
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.store.rows import stored_text
+from malletrain.store.records import stored_text
 
 log = structlog.get_logger(__name__)
 

@@ -157,7 +157,7 @@ class UnfinishedJobs:
             row,
             spec,
             rounds,
-            JobMonitor(row.samples, row.samples_before, row.generation, row.id),
+            JobMonitor(row.id, row.samples, row.samples_before, row.generation),
             checkpointed_at=state.clock.now(),
         )
         run.tuner = state.layouts.restore(row.id, spec)

@@ -1,4 +1,6 @@
-"""Nodes that operators name at the command line, as the daemon receives them."""
+"""Nodes that operators name at the command line, as the daemon receives them, and jobs that their
+owners submit again.
+"""
 
 from __future__ import annotations
 

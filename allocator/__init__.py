@@ -6,9 +6,9 @@ pool is, the caller decides: the types are generic over it (:data:`~allocator.bi
 allocator only hashes pools and compares them for equality.
 """
 
-from allocator.allocation import Allocation
 from allocator.baselines import equal_share, fcfs
 from allocator.bids import (
+    Allocation,
     Bid,
     BidError,
     ExtrapolationPolicy,

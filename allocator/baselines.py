@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator.allocation import Allocation, plan_value, relative_gap
-from allocator.bids import Assignment, Bid, PoolT, check
+from allocator.bids import Allocation, Assignment, Bid, PoolT, check, plan_value, relative_gap
 
 
 def equal_share(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Allocation[PoolT]:

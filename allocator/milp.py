@@ -39,8 +39,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allocator import prices, search, table
-from allocator.allocation import Allocation, nodes_in_use, plan_value, relative_gap
-from allocator.bids import Assignment, Bid, PoolT, SizeValues, check
+from allocator.bids import (
+    Allocation,
+    Assignment,
+    Bid,
+    PoolT,
+    SizeValues,
+    check,
+    nodes_in_use,
+    plan_value,
+    relative_gap,
+)
 from allocator.highs import LinearProgram, SolverError, maximise
 from allocator.prices import Dual, dual_at
 from allocator.table import IDLE, BidTable, Floats, Ints, Mask

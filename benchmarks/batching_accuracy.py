@@ -5,7 +5,7 @@ A perceptron with one hidden layer really learns Fashion-MNIST, once with a fixe
 with :class:`malletrain.AdaptiveBatch`; what it takes is computed. The job's nodes are a tenth of
 those that a machine has idle, at most :data:`LARGEST`, in a trace that runs :data:`SPEED_UP` times
 as fast, because the training is that much shorter than the one of ResNet-50 on ImageNet whose
-throughput it has (malletrain.sim.throughput, :func:`benchmarks.batching_simulated.rate`). A change
+throughput it has (malletrain.sim.workloads, :func:`benchmarks.batching_simulated.rate`). A change
 of nodes costs what a change of 400 MB in live mode costs.
 
 The adaptive training gets its batch in the way a job gets it: its noise scale goes to

@@ -3,7 +3,7 @@ machine's idle nodes (``python -m benchmarks.batching --trace FILE --node-list F
 
 The same jobs run twice, with the plans of the product: at the script's batch, and at each scale
 with the batch that has the highest goodput at a constant noise scale. Throughput is that of
-malletrain.sim.throughput for ResNet-50 (:data:`FLOPS`, :data:`PARAMETERS`) with a global batch that
+malletrain.sim.workloads for ResNet-50 (:data:`FLOPS`, :data:`PARAMETERS`) with a global batch that
 the nodes share. Progress is counted in samples of the script's batch: throughput times statistical
 efficiency. A noise scale that changes during a training, and accuracy, are not simulated.
 """
@@ -20,8 +20,7 @@ from malletrain.core.goodput import BatchState, best_batch, goodput
 from malletrain.sim.engine import Simulation
 from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.throughput import NODE, TRAINING_COST
-from malletrain.sim.workloads import SimJob
+from malletrain.sim.workloads import NODE, TRAINING_COST, SimJob
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 

@@ -55,9 +55,8 @@ from malletrain.sim.model_jobs import CostModel
 from malletrain.sim.nas import nas
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.throughput import built_in
 from malletrain.sim.workload_files import read_curves, read_workload
-from malletrain.sim.workloads import CurveStatement, hpo, with_stated_curves
+from malletrain.sim.workloads import CurveStatement, built_in, hpo, with_stated_curves
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.infinicache_requests import Request
-from malletrain.sim.foresight import Forecaster, Foresight, forecaster
+from malletrain.sim.settings import Forecaster, Foresight, forecaster
 from scavenger.trace import trace as traces
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "jobscripts" / "infinicache"))

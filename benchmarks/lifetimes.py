@@ -38,11 +38,10 @@ import numpy as np
 import numpy.typing as npt
 
 from malletrain.sim.engine import simulate
-from malletrain.sim.foresight import Foresight
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.joblogs import read_log
 from malletrain.sim.model_jobs import CostModel
-from malletrain.sim.settings import SimSettings
+from malletrain.sim.settings import Foresight, SimSettings
 from malletrain.sim.workload_files import read_curves
 from malletrain.sim.workloads import SimJob
 from scavenger.horizon import GapWatch, SurvivalEstimator

@@ -44,9 +44,15 @@ from malletrain.sim.joblogs import read_log
 from malletrain.sim.observation import Observation
 from malletrain.sim.results import Result
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.throughput import built_in
 from malletrain.sim.workload_files import read_curves
-from malletrain.sim.workloads import SimJob, arriving, hpo, with_deadlines, with_stated_curves
+from malletrain.sim.workloads import (
+    SimJob,
+    arriving,
+    built_in,
+    hpo,
+    with_deadlines,
+    with_stated_curves,
+)
 from scavenger.trace.trace import Trace
 
 DAY_S = 86400.0

@@ -49,8 +49,7 @@ from malletrain.sim.joblogs import read_log
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.slot_kinds import SlotKinds
-from malletrain.sim.throughput import built_in
-from malletrain.sim.workloads import hpo
+from malletrain.sim.workloads import built_in, hpo
 from scavenger.batch.slots import SlotKind
 from scavenger.embedded.hosts import Division
 from scavenger.trace.amounts import HEADER, TraceKind, divide, parse

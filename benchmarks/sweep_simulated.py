@@ -31,8 +31,7 @@ import numpy as np
 from malletrain.sim.engine import simulate
 from malletrain.sim.nas import NAS_SAMPLES, network, parse_cell
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.throughput import NODE, TRAINING_COST
-from malletrain.sim.workloads import SimJob
+from malletrain.sim.workloads import NODE, TRAINING_COST, SimJob
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 

@@ -24,7 +24,7 @@ from malletrain.api.functions import JobSubmitter
 from malletrain.api.job import Job
 from malletrain.api.options import farm_of, size_limits
 from malletrain.client import ClientError, Unreachable, operations
-from malletrain.client.task_upload import upload
+from malletrain.client.connection import upload
 from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, escaped
 from malletrain.protocol.views import TasksView, TaskView
 from malletrain.submission.error import SpecError

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from malletrain.client import Connection, Unreachable
-from malletrain.client.address import find
 from malletrain.client.aio import AsyncConnection
+from malletrain.client.exchange import find
 from malletrain.client.operations import Operation
 from malletrain.protocol import env
 

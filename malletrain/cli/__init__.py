@@ -11,27 +11,24 @@ import click
 
 from malletrain import __version__
 from malletrain.cli.assess import assess
+from malletrain.cli.changes import drain, exclude, extend, pause, reload, requeue, resume, scale
 from malletrain.cli.check import check
 from malletrain.cli.common import CommandGroup
-from malletrain.cli.daemon import agent, cluster, daemon
+from malletrain.cli.daemon import agent, cluster, daemon, key, shipped
 from malletrain.cli.db import db
 from malletrain.cli.demo import demo
-from malletrain.cli.events import events
 from malletrain.cli.exec import exec_
 from malletrain.cli.export import cp, export
-from malletrain.cli.job_actions import extend, requeue, scale
+from malletrain.cli.history import events, usage
 from malletrain.cli.logs import logs
 from malletrain.cli.map import map_
-from malletrain.cli.operator_actions import drain, exclude, pause, reload, resume
 from malletrain.cli.services import members, worth
 from malletrain.cli.simulate import simulate
-from malletrain.cli.site_setup import key, shipped
 from malletrain.cli.status import nodes, show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.sweep import sweep
 from malletrain.cli.tasks import retry, tasks
 from malletrain.cli.top import top
-from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
 from malletrain.cli.web import web
 

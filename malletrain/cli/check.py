@@ -123,7 +123,7 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Report each trainer, and possible mistakes."""
-    from malletrain.core.trainers import REST
+    from malletrain.core.pools import REST
     from malletrain.daemon.site.settings import trainers as made
 
     if not config.trainer:

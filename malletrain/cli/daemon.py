@@ -1,9 +1,12 @@
-"""The processes of a site: ``malletrain daemon`` and ``malletraind`` run the daemon, and
-``malletrain agent`` an agent, in the foreground; ``malletrain cluster`` shows and stops the
-embedded cluster of a configuration.
+"""A site: its processes, and what its setup needs.
 
-Users do not call ``agent``; the batch script of a lease does. The cluster runs with or without a
-daemon, so no daemon is asked about it.
+``malletrain daemon`` and ``malletraind`` run the daemon, and ``malletrain agent`` an agent, in the
+foreground; ``malletrain cluster`` shows and stops the embedded cluster of a configuration. Users do
+not call ``agent``; the batch script of a lease does. The cluster runs with or without a daemon, so
+no daemon is asked about it.
+
+``malletrain shipped`` says where the files that come with MalleTrain are, ``malletrain key`` prints
+a user's key for the list of users.
 """
 
 from __future__ import annotations
@@ -200,4 +203,49 @@ def _running(config_file: Path) -> ClusterProcess:
     try:
         return ClusterProcess.attach(config.cluster_dir)
     except SchedulerError as error:
+        raise Refused(str(error)) from None
+
+
+@click.command()
+@click.argument("name", required=False)
+def shipped(name: str | None) -> None:
+    """Print the path of a file that comes with MalleTrain, or the names of all of them.
+
+    These are configurations of sites, the systemd unit, batch scripts of the leases and examples.
+
+    \b
+    Examples:
+      malletrain shipped
+      cp "$(malletrain shipped site-configs/slurm.toml)" site.toml
+    """
+    from malletrain.shipped import names
+    from malletrain.shipped import shipped as path_of
+
+    if name is None:
+        for file in names():
+            click.echo(file)
+        return
+    try:
+        click.echo(path_of(name))
+    except FileNotFoundError as error:
+        raise Refused(str(error)) from None
+
+
+@click.command()
+def key() -> None:
+    """Print your name and public key, as a line for the list of users of a site's daemon.
+
+    The key pair is created at the first call and stored in ~/.config/malletrain; the secret half
+    never leaves it. Not needed for a daemon of your own, nor if the site's daemon accepts MUNGE.
+
+    \b
+    Example, for the operator:
+      malletrain key >> /etc/malletrain/users
+    """
+    from malletrain.identity.keys import own_key, user_name
+    from malletrain.identity.state_directory import StateDirError
+
+    try:
+        click.echo(f"{user_name()} {own_key().public}")
+    except StateDirError as error:
         raise Refused(str(error)) from None

@@ -122,7 +122,7 @@ def adopt(config_file: Path) -> None:
     """
     _import_copies()
     config = load(config_file)
-    from malletrain.daemon.site.database_origin import accept_location
+    from malletrain.daemon.site.startup import accept_location
     from malletrain.store.store import Store
 
     with _exclusive_access(config), Store.open(config.database_url) as store:

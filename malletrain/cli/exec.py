@@ -19,7 +19,7 @@ import click
 from malletrain.cli.common import INTERRUPTED, job_names, state_dir_option
 
 if TYPE_CHECKING:
-    from malletrain.client.commands import RemoteCommand
+    from malletrain.client.aio import RemoteCommand
     from malletrain.protocol.commands import Terminal
     from malletrain.protocol.views import CommandPart
 
@@ -92,10 +92,9 @@ async def _run(
     tty: bool,
 ) -> int:
     """Return the exit code."""
-    from malletrain.client.address import find
-    from malletrain.client.aio import AsyncConnection
-    from malletrain.client.commands import RemoteCommand
+    from malletrain.client.aio import AsyncConnection, RemoteCommand
     from malletrain.client.errors import ClientError
+    from malletrain.client.exchange import find
 
     connection = AsyncConnection(find(state_dir))
     try:

@@ -401,7 +401,7 @@ def _submit(
     """Submit the farm and add its tasks. Its tasks are added once, whatever is repeated."""
     from malletrain.api.client import Client
     from malletrain.client import ClientError, operations
-    from malletrain.client.task_upload import upload
+    from malletrain.client.connection import upload
 
     try:
         with Client(state_dir) as client:

@@ -388,9 +388,8 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     """Return the jobs in the values of :func:`simulation_options`. Raises WorkloadError."""
     from malletrain.sim import nas, workloads
     from malletrain.sim.joblogs import read_log
-    from malletrain.sim.throughput import built_in
     from malletrain.sim.workload_files import read_curves, read_workload
-    from malletrain.sim.workloads import with_deadlines
+    from malletrain.sim.workloads import built_in, with_deadlines
 
     o = options
     log = None if o["jobs"].isdigit() else read_log(o["jobs"], per_node=o["per_node"])

@@ -234,7 +234,7 @@ def _plot(
 ) -> None:
     """Plot metrics over time."""
     from malletrain.render.columns import console
-    from malletrain.render.curves import curve
+    from malletrain.render.text import curve
 
     with client_of(state_dir) as client:
         by_name = {series.name: series for series in client.metrics(job)}

@@ -123,7 +123,7 @@ def resume(name: str, detach: bool, storage: str, state_dir: Path | None) -> Non
 @json_option
 def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool) -> None:
     """List sweeps, or show the state of the sweep NAME."""
-    from malletrain.render import sweeps as render
+    from malletrain.render import tables
 
     with _sentences():
         from malletrain.sweep.ledger import Ledger, open_storage, storage_url, summaries
@@ -146,7 +146,7 @@ def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool
     if as_json:
         print_json(rows)
     else:
-        print_text(render.sweeps(rows))
+        print_text(tables.sweeps(rows))
 
 
 @sweep.command()
@@ -157,7 +157,7 @@ def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool
 @json_option
 def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json: bool) -> None:
     """List the trials of a sweep, the best first."""
-    from malletrain.render import sweeps as render
+    from malletrain.render import tables
 
     with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.ledger import results
@@ -166,9 +166,9 @@ def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json:
     if as_json:
         print_json(rows)
     elif as_csv:
-        click.echo(render.as_csv(rows), nl=False)
+        click.echo(tables.trials_csv(rows), nl=False)
     else:
-        print_text(render.trials(rows, ledger.sweep.sweep.metrics))
+        print_text(tables.trials(rows, ledger.sweep.sweep.metrics))
 
 
 @sweep.command()

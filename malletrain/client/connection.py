@@ -3,12 +3,15 @@ serves one thread.
 
 :class:`Channel` is its socket: it connects, sends requests and waits for a limited time.
 :mod:`malletrain.client.operations` defines the operations.
+
+:func:`upload` adds the tasks of a farm, in groups. A request whose answer is lost, or for which the
+daemon has too many requests, is repeated: the daemon adds each task once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +19,8 @@ import zmq
 import zmq.utils.monitor
 
 from malletrain.client import exchange, operations
-from malletrain.client.address import Address, find
-from malletrain.client.errors import UNAUTHENTICATED, ClientError
-from malletrain.client.exchange import BROKEN, TIMEOUT_S
+from malletrain.client.errors import RETRIED, UNAUTHENTICATED, ClientError
+from malletrain.client.exchange import BROKEN, TIMEOUT_S, Address, find
 from malletrain.client.operations import Operation
 from malletrain.protocol import messages
 from malletrain.protocol.open_sockets import OpenSockets
@@ -321,3 +323,40 @@ class Connection:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+UPLOAD_RETRY_S = 2.0
+"""Time between two attempts at a daemon that is gone or busy, seconds."""
+UPLOAD_PATIENCE_S = 300.0
+"""Time for which a daemon that is gone or busy is waited for, seconds: half of that after which it
+cancels a farm whose tasks do not come."""
+
+
+def upload(
+    do: Callable[[Operation[int]], int],
+    job: str,
+    groups: Iterable[tuple[int, Sequence[Sequence[str]]]],
+    progress: Callable[[int], None],
+) -> None:
+    """Add all tasks to a farm.
+
+    Args:
+        do: carries out an operation. After Unreachable, its next call looks for the daemon again.
+        job: id of the farm.
+        groups: number of the first task, and the values of each, in order.
+        progress: called with the number of tasks that have been added.
+
+    Raises:
+        ClientError: the daemon refuses, or is gone or busy for longer than UPLOAD_PATIENCE_S.
+    """
+    for first, rows in groups:
+        deadline = time.monotonic() + UPLOAD_PATIENCE_S
+        while True:
+            try:
+                do(operations.add_tasks(job, first, rows))
+                break
+            except ClientError as error:
+                if error.code not in RETRIED or time.monotonic() > deadline:
+                    raise
+                time.sleep(UPLOAD_RETRY_S)
+        progress(first + len(rows))

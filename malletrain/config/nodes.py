@@ -2,7 +2,7 @@
 leases behave that share a host with other jobs.
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
-:mod:`malletrain.core.sick_nodes` decides how long a node that fails is not leased,
+:mod:`malletrain.core.unleased_nodes` decides how long a node that fails is not leased,
 :mod:`malletrain.core.slow_nodes` which nodes are slow, :mod:`malletrain.core.fabric` which network
 a round uses. :mod:`malletrain.agent.software` builds the command lines of containers.
 """

@@ -39,7 +39,7 @@ from malletrain.config.base import key as _key
 from malletrain.config.units import format_duration
 from malletrain.core import defaults
 from malletrain.core.settings import ControllerSettings, PlanningSettings
-from scavenger.batch.hours import HoursError, parse_hours
+from scavenger.batch.rules import HoursError, parse_hours
 from scavenger.hostlist import HostlistError, expand
 
 _WATTS = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s*")

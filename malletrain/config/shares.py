@@ -5,7 +5,7 @@ quotas; the daemon also applies quotas when it handles submissions.
 
 :class:`TrainerSection`: groups of users whose jobs are planned separately, on nodes of their own,
 for an objective of their own. :func:`checked` decides what a valid list of them is;
-:mod:`malletrain.core.trainers` decides what follows for a plan.
+:mod:`malletrain.core.pools` decides what follows for a plan.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from malletrain.config.base import OFF, CountOrOff, Duration, Section, Words, key
 from malletrain.config.units import format_duration
+from malletrain.core.pools import REST
 from malletrain.core.settings import ShareSettings
-from malletrain.core.trainers import REST
 
 NAMES = ("users", "accounts", "groups")
 

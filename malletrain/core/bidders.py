@@ -14,18 +14,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from malletrain.core.change_costs import LongLivedNodes
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.planning import Candidate, guarantees
-from malletrain.core.pools import Pool, PoolNode, pool_sizes
+from malletrain.core.pools import Pool, PoolNode, Trainer, Trainers, pool_sizes
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
-from malletrain.core.start_costs import LongLivedNodes
 from malletrain.core.state import ControllerState
-from malletrain.core.trainers import Trainer, Trainers
 
 _FACTOR_DECIMALS = 4
 """Number of decimals of a factor."""

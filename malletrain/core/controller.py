@@ -73,13 +73,13 @@ from malletrain.core.goals import GoalsChanged, WorkReported
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.loss_forecast import LossForecasts
 from malletrain.core.planning import Plan, Planner, make_plan, plan_each_trainer
+from malletrain.core.pools import Trainers
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
 from malletrain.core.state import ControllerState
-from malletrain.core.trainers import Trainers
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
 

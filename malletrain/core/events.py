@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from allocator.bids import Goal, RescaleCost
 from allocator.curves import ScalingCurve
+from malletrain.core.change_costs import StartCost
 from malletrain.core.goals import (
     NO_GOALS,
     NOTHING_SO_FAR,
@@ -23,7 +24,6 @@ from malletrain.core.goals import (
 from malletrain.core.goodput import BatchState
 from malletrain.core.pools import DEFAULT_CLASS
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.core.start_costs import StartCost
 from scavenger.horizon import GapForecast
 
 

@@ -21,8 +21,8 @@ used again. A suspected worker that is left alone gets all tasks, and its failur
 a suspicion was wrong, the next one needs twice as many failures. A failure of one task is excused
 at most :data:`MAX_EXCUSED` times, so that each task comes to an end.
 
-:mod:`malletrain.core.task_queue` keeps the tasks. :mod:`malletrain.core.sick_nodes` decides which
-nodes are not leased because whole jobs fail on them.
+:mod:`malletrain.core.task_queue` keeps the tasks. :mod:`malletrain.core.unleased_nodes` decides
+which nodes are not leased because whole jobs fail on them.
 """
 
 from __future__ import annotations

@@ -40,11 +40,10 @@ from malletrain.core.goals import (
     same_work,
 )
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import Pool, PoolNode, by_class
+from malletrain.core.pools import Pool, PoolNode, Trainers, by_class
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
-from malletrain.core.trainers import Trainers
 from malletrain.protocol.event_kinds import EventKind
 
 

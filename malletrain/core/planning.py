@@ -34,11 +34,9 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.pools import Pool, PoolNode, pool_sizes
-from malletrain.core.reread_costs import with_reread
+from malletrain.core.change_costs import LongLivedNodes, StartCost, StartTerms, with_reread
+from malletrain.core.pools import Pool, PoolNode, Trainer, pool_sizes
 from malletrain.core.settings import ControllerSettings, PlanningSettings
-from malletrain.core.start_costs import LongLivedNodes, StartCost, StartTerms
-from malletrain.core.trainers import Trainer
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ from malletrain.core.events import (
     WorkersStarted,
 )
 from malletrain.core.goodput import best_batch, goodput
+from malletrain.core.pools import Trainers
 from malletrain.core.profiling import Machine, Observed, Profiler
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.core.state import ControllerState
-from malletrain.core.trainers import Trainers
 from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 

@@ -44,13 +44,12 @@ from jpa import (
 )
 from jpa.curve import BATCH, DEFAULT_PHASE, batch_ratio
 from malletrain.core.events import Progressed
-from malletrain.core.pools import DEFAULT_CLASS, Pool, PoolNode
+from malletrain.core.pools import DEFAULT_CLASS, Pool, PoolNode, Trainers
 from malletrain.core.profile_worth import ProfileWorth
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ProfilingSettings
 from malletrain.core.siblings import SharedCurves
-from malletrain.core.trainers import Trainers
 
 WINDOW = 15
 """Number of reports whose median is the batch size."""

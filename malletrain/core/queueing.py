@@ -18,11 +18,10 @@ from allocator import RescaleCost
 from malletrain.core.events import JobState
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import Pool, by_class, largest
+from malletrain.core.pools import Pool, Trainer, Trainers, by_class, largest
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
-from malletrain.core.trainers import Trainer, Trainers
 
 
 class Turns(Protocol):

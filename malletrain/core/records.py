@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass, field
 
 from allocator import RescaleCost, ScalingCurve
+from malletrain.core.change_costs import StartCost
 from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.goodput import BatchState
 from malletrain.core.planning import smallest_size
 from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.core.start_costs import StartCost
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from allocator import RescaleCost
 from jpa import AdvisorConfig, PlanConfig
 from malletrain.core import defaults
-from malletrain.core.trainers import Trainer
+from malletrain.core.pools import Trainer
 
 PRECISION = 0.05
 MIN_MEASURE_S = 5.0

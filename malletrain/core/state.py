@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
+from malletrain.core.change_costs import StartCost
 from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.goodput import BatchState
 from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.core.start_costs import StartCost
 from scavenger.horizon import GapForecast
 
 SWEEP_END_S = 600.0

@@ -21,39 +21,42 @@ from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
-from malletrain.core.sick_nodes import FailingNodes
-from malletrain.daemon.api.farm_operations import ArrivingFarms
-from malletrain.daemon.api.job_dependencies import JobDependencies
+from malletrain.core.unleased_nodes import FailingNodes
+from malletrain.daemon.api.changes import Reload
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
-from malletrain.daemon.api.reload import Reload
+from malletrain.daemon.api.service_operations import ArrivingFarms
 from malletrain.daemon.engine.agents import Agents, LivenessMonitor
-from malletrain.daemon.engine.decisions import Decisions
+from malletrain.daemon.engine.decisions import Decisions, Reachability
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
-from malletrain.daemon.engine.reachability import Reachability
 from malletrain.daemon.engine.round_shell import RoundShell
-from malletrain.daemon.engine.service_values import ServiceValues
-from malletrain.daemon.engine.sick_and_slow_nodes import sick_nodes, slow_nodes
-from malletrain.daemon.engine.state import LeaseRows, MemberNews, Send, SiteState, TransactionOutbox
+from malletrain.daemon.engine.state import (
+    LeaseRows,
+    MemberNews,
+    Send,
+    SiteState,
+    TransactionOutbox,
+    sick_nodes,
+    slow_nodes,
+)
 from malletrain.daemon.engine.transactions import Transactions
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.unfinished_jobs import JobDependencies, ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.layouts import Layouts, NodeShape
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import JobRepository, Retention
 from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
-from malletrain.daemon.leases.departures import Departures
+from malletrain.daemon.leases.arrivals_and_departures import Departures
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
 from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.server.message_router import Login, MessageRouter
-from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import agent_program, slurm_associations
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.handler_failures import HandlerFailures
-from malletrain.daemon.site.logs import RotatedLog
+from malletrain.daemon.site.logs import AuditLog, RotatedLog
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing

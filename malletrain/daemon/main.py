@@ -29,7 +29,7 @@ import structlog
 from malletrain import __version__
 from malletrain.config.model import Config, ConfigError
 from malletrain.config.units import show_duration
-from malletrain.core.operator_restrictions import EVERY_NODE
+from malletrain.core.unleased_nodes import EVERY_NODE
 from malletrain.daemon.compose import Components, agent_command, compose
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
@@ -41,7 +41,6 @@ from malletrain.daemon.site import logs
 from malletrain.daemon.site.advertise import AddressError
 from malletrain.daemon.site.backends import Backend, backend
 from malletrain.daemon.site.clock import CHANGES_PERIOD_S, MAX_CHANGES, MIN_CHANGE_S, Clock
-from malletrain.daemon.site.database_origin import claim_database, record_address, remember_database
 from malletrain.daemon.site.handler_failures import HandlerFailures, cause_of
 from malletrain.daemon.site.metrics import NODE_USES, Metrics, MetricsError, count_costs
 from malletrain.daemon.site.process import (
@@ -52,7 +51,12 @@ from malletrain.daemon.site.process import (
     full_collections_rare,
     tell_service_manager,
 )
-from malletrain.daemon.site.startup import refusals
+from malletrain.daemon.site.startup import (
+    claim_database,
+    record_address,
+    refusals,
+    remember_database,
+)
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
     INFO,

@@ -26,8 +26,7 @@ from typing import Any
 from malletrain.datacache.counts import COUNT_NAMES, SLOTS, ReadCounts, SharedCounts
 from malletrain.datacache.members import Members, members_file
 from malletrain.datacache.packing import CannotPackError, pack
-from malletrain.datacache.peers import SamplePeers
-from malletrain.datacache.reader import SampleReader
+from malletrain.datacache.reader import SamplePeers, SampleReader
 from malletrain.datacache.serving import data_key
 from malletrain.datacache.store import (
     DataCacheRefusalError,

@@ -26,14 +26,16 @@ from malletrain.config.model import load_config
 from malletrain.demo import plan
 from malletrain.demo.account import (
     Account,
+    DemoResult,
+    JobResult,
     account,
     assignments_of,
     machine_of,
+    render,
     rounds_of,
     throughput,
 )
 from malletrain.demo.stage import DemoError, DemoStage
-from malletrain.demo.summary import DemoResult, JobResult, render
 from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail, JobView, StatusView

@@ -1,14 +1,19 @@
-"""Views as tables and lines for ``status``, ``nodes`` and ``events``. Decides columns and wording.
+"""Views as tables and lines for ``status``, ``nodes``, ``events``, ``usage`` and ``sweep``, and as
+CSV. Decides columns and wording, and which rows of the use of leases are added up.
 :mod:`malletrain.render.job_detail` is ``malletrain show``.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
@@ -23,6 +28,7 @@ from malletrain.protocol.views import (
     ShareView,
     StatusView,
     TrainerView,
+    UsageView,
 )
 from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
@@ -312,3 +318,170 @@ class EventLine:
         head = Text(f"{(date if self.dated else clock)(e.time)}  ", "dim")
         head.append(f"{plain(e.kind):<{KIND_WIDTH}} ", "red" if e.kind in BAD_NEWS else "cyan")
         return head, Text(plain(self.names.get(e.job, e.job)), "bold"), Text(plain(e.node), "bold")
+
+
+BY = {"user": "user", "account": "account", "class": "node_class", "month": "month"}
+"""Key of ``--by`` → field of the rows that it distinguishes."""
+ALL = "all"
+"""Value of the fields over which rows were added up."""
+HOURS = (
+    ("LEASED", "leased_nh", 1),
+    ("TRAINED", "trained_nh", 2),
+    ("STARTS", "starting_nh", 5),
+    ("RESCALES", "rescaling_nh", 6),
+    ("PREEMPTED", "preempted_nh", 7),
+    ("NO SAMPLES", "silent_nh", 3),
+    ("NO JOB", "unused_nh", 4),
+)
+"""Heading, field and drop priority of a column on a narrow terminal."""
+CHARGES = (("CHARGED", "charged_nh", 8), ("GPU-H", "gpu_h", 9))
+"""Heading, field and drop priority of columns for sites with slots."""
+SUMS = (*(field for _, field, _ in HOURS), "samples")
+
+
+def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
+    """Return the rows added up by the fields ``by`` (keys of BY). The energy of a sum is known if
+    that of all its parts is.
+    """
+    fields = {BY[each] for each in by}
+    rows_by_key: dict[tuple[str, ...], UsageView] = {}
+    for row in rows:
+        key = tuple(getattr(row, f) if f in fields else ALL for f in BY.values())
+        row = msgspec.structs.replace(row, **dict(zip(BY.values(), key, strict=True)))
+        if (before := rows_by_key.get(key)) is not None:
+            sums = {field: getattr(before, field) + getattr(row, field) for field in SUMS}
+            complete = before.kwh is not None and row.kwh is not None
+            kwh = (before.kwh or 0.0) + (row.kwh or 0.0) if complete else None
+            charges = {field: _known_sum(before, row, field) for _, field, _ in CHARGES}
+            row = msgspec.structs.replace(row, **sums, **charges, kwh=kwh)
+        rows_by_key[key] = row
+    return [rows_by_key[key] for key in sorted(rows_by_key)]
+
+
+def _known_sum(one: UsageView, other: UsageView, field: str) -> float | None:
+    """Return the sum of the values that are known; None if neither is."""
+    values = [v for v in (getattr(one, field), getattr(other, field)) if v is not None]
+    return sum(values) if values else None
+
+
+def _amount(value: float) -> str:
+    """Return an amount with tenths; below one with thousandths, so that some seconds do not show
+    as 0."""
+    return f"{value:,.1f}" if value >= 1 or not value else f"{value:.3f}"
+
+
+def usage(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
+    """Return a table of node-hours, with a last line for the sums. What slots count, and their
+    GPU-hours, are columns if there are slots.
+    """
+    if not rows:
+        return Text("No node was leased in that time.")
+    charges = CHARGES if any(row.gpu_h is not None for row in rows) else ()
+    hours = (*HOURS[:1], *charges, *HOURS[1:])
+    table = FittedTable(
+        *(Column(each.upper()) for each in by),
+        *(Column(head, drop=drop, right=True) for head, _, drop in hours),
+        Column("SAMPLES", drop=3, right=True),
+        Column("KWH", drop=2, right=True),
+    )
+    total = added_up(rows, ())
+    for row in (*rows, *(total if len(rows) > 1 else ())):
+        table.add_row(
+            *(plain(getattr(row, BY[each])) for each in by),
+            *("" if (v := getattr(row, f)) is None else _amount(v) for _, f, _ in hours),
+            count(row.samples),
+            "?" if row.kwh is None else _amount(row.kwh),
+        )
+    return table
+
+
+def usage_csv(rows: Sequence[UsageView]) -> str:
+    """Return CSV: a line of headings, then one for each row; an unknown energy is empty."""
+    out = io.StringIO()
+    fields = UsageView.__struct_fields__
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(fields)
+    for row in rows:
+        values = [getattr(row, field) for field in fields]
+        writer.writerow(
+            f"{v:.6g}" if isinstance(v, float) else "" if v is None else v for v in values
+        )
+    return out.getvalue()
+
+
+STATES = ("complete", "pruned", "running", "fail")
+
+
+def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return the table of ``malletrain sweep status``: a line for each sweep."""
+    if not rows:
+        return Text("There is no sweep. Begin one with: malletrain sweep run FILE")
+    table = FittedTable(
+        Column("SWEEP"),
+        *(Column(state.upper(), right=True) for state in STATES),
+        Column("WANTED", right=True, drop=1),
+        Column("BEST", right=True),
+        Column("", note=True),
+    )
+    for row in rows:
+        counts = row["trials"]
+        table.add_row(
+            plain(row["name"]),
+            *(str(counts.get(state, 0)) for state in STATES),
+            str(row["target_trials"]),
+            "" if row["best"] is None else f"{row['best']:.6g}",
+            plain(row["sentence"]),
+        )
+    return table
+
+
+def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> RenderableType:
+    """Return the table of ``malletrain sweep show``: a line for each trial."""
+    if not rows:
+        return Text("No trial has begun.")
+    parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
+    table = FittedTable(
+        Column("TRIAL", right=True),
+        Column("STATE"),
+        *(Column(metric.upper(), right=True) for metric in metrics),
+        Column("STEP", right=True, drop=2),
+        *(Column(name, right=True) for name in parameters),
+        Column("JOB", drop=1),
+        Column("NODE-HOURS", right=True, drop=3),
+        Column("", note=True),
+    )
+    for row in rows:
+        table.add_row(
+            str(row["trial"]),
+            plain(row["state"]),
+            *(_number(row["values"].get(metric)) for metric in metrics),
+            "" if row["step"] is None else str(row["step"]),
+            *(_number(row["parameters"].get(name)) for name in parameters),
+            plain(row["job"]),
+            f"{row['node_hours']:.3f}",
+            plain(row["note"] or ("the best" if row["best"] else "")),
+        )
+    return table
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else str(value)
+
+
+def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return CSV: a line of headings, then one for each trial; each metric, then each parameter,
+    has a column."""
+    metrics = list(dict.fromkeys(name for row in rows for name in row["values"]))
+    parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    facts = ("trial", "state", "job", "step", "node_hours", "best", "note")
+    writer.writerow([*facts, *metrics, *parameters])
+    for row in rows:
+        cells = [row[fact] for fact in facts]
+        cells += [row["values"].get(metric) for metric in metrics]
+        cells += [row["parameters"].get(name) for name in parameters]
+        writer.writerow("" if value is None else value for value in cells)
+    return out.getvalue()

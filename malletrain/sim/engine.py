@@ -50,12 +50,11 @@ from malletrain.core.events import (
 )
 from malletrain.core.goals import OwnerGoals, WorkReported
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.sim.foresight import forecaster
 from malletrain.sim.idle import require_time
 from malletrain.sim.model_jobs import Cause, Reports, SimRun, kind_of
 from malletrain.sim.policies import Policy
 from malletrain.sim.results import Floats, IdealThroughput, Result, count_goals
-from malletrain.sim.settings import SimSettings
+from malletrain.sim.settings import SimSettings, forecaster
 from malletrain.sim.slot_kinds import SlotKinds, use_by_kind
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.trace.trace import Trace

@@ -2,7 +2,7 @@
 
 Decides which cells are valid, and how many parameters and operations a network of one has (Ying et
 al., NAS-Bench-101, ICML 2019, arXiv 1902.09635, section 2 and appendix; channel rules as in its
-published code). :mod:`malletrain.sim.throughput` derives the throughput on n nodes from these two
+published code). :mod:`malletrain.sim.workloads` derives the throughput on n nodes from these two
 numbers.
 
 The network: a 3×3 convolution to 128 channels, three stacks of three cells, between stacks a 2×2
@@ -18,8 +18,7 @@ from enum import Enum
 
 import numpy as np
 
-from malletrain.sim.throughput import NODE, TRAINING_COST, Cluster
-from malletrain.sim.workloads import SimJob, WorkloadError
+from malletrain.sim.workloads import NODE, TRAINING_COST, Cluster, SimJob, WorkloadError
 
 MAX_VERTICES = 7
 MAX_EDGES = 9

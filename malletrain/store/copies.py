@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from malletrain.protocol.counting import counted
 from malletrain.store.database import StoreError, parse_url, shown_url
 from malletrain.store.migrations import versions
-from malletrain.store.rows import is_json
+from malletrain.store.records import is_json
 from malletrain.store.schema import HEAD, metadata
 
 BUSY_S = 30.0

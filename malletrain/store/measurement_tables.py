@@ -17,8 +17,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import delete, insert, select
 
 from malletrain.store import schema
-from malletrain.store.records import MetricRow, ServiceStartsRow
-from malletrain.store.rows import encode
+from malletrain.store.records import MetricRow, ServiceStartsRow, encode
 from malletrain.store.session import Session
 
 MAX_POINTS = 500

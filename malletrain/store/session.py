@@ -45,7 +45,7 @@ from malletrain.store.database import (
     schema_version,
     shown_url,
 )
-from malletrain.store.rows import (
+from malletrain.store.records import (
     Named,
     Row,
     decode,

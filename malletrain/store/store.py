@@ -46,10 +46,11 @@ from malletrain.store.records import (
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    Row,
     ServiceRow,
     Totals,
+    encode,
 )
-from malletrain.store.rows import Row, encode
 from malletrain.store.session import AT, MAX_PATTERN_LENGTH, Session, inserting, reading
 from malletrain.store.task_table import TASKS_AT_ONCE, TaskTable, forget_tasks
 

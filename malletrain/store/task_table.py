@@ -23,8 +23,7 @@ from sqlalchemy import (
 )
 
 from malletrain.store import schema
-from malletrain.store.records import TaskRow
-from malletrain.store.rows import decode, stored_text
+from malletrain.store.records import TaskRow, decode, stored_text
 from malletrain.store.session import Session
 
 WAITING, RUNNING = "waiting", "running"

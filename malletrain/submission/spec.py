@@ -32,8 +32,7 @@ from malletrain.submission.curve_file import (
 )
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
-from malletrain.submission.layout import layout_choice
-from malletrain.submission.options import JobOptions, ScriptOptions
+from malletrain.submission.options import JobOptions, ScriptOptions, layout_choice
 from malletrain.submission.script import module_of, script_of
 from malletrain.submission.software import software_of
 

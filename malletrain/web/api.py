@@ -51,10 +51,9 @@ from malletrain.submission.options import ScriptOptions
 from malletrain.submission.resuming import with_snapshots_bound
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
-from malletrain.web.daemon_connections import ConnectionPool
 from malletrain.web.guard import Viewer
 from malletrain.web.history import HistoryView, TimelineView
-from malletrain.web.poller import Board, BoardChange, MachineView, Poller
+from malletrain.web.poller import Board, BoardChange, ConnectionPool, MachineView, Poller
 from malletrain.web.schema import Done, answers
 from malletrain.web.sweeps import SweepUnavailableError, SweepView, TrialView, sweeps, trials
 

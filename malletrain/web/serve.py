@@ -32,9 +32,8 @@ from malletrain.client import ClientError, Connection
 from malletrain.render.live import PollAnswers
 from malletrain.submission.error import SpecError
 from malletrain.web.api import API, Routes, WebRefusal, reply
-from malletrain.web.daemon_connections import ConnectionPool
 from malletrain.web.guard import COOKIE, AccessPolicy, WebGuard, host_name
-from malletrain.web.poller import Board, HarvestView, Poller
+from malletrain.web.poller import Board, ConnectionPool, HarvestView, Poller
 from malletrain.web.schema import ApiProblem, describe
 
 STATIC = Path(__file__).parent / "static"

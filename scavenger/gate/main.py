@@ -18,8 +18,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scavenger.gate.rules import KINDS, GateClosed, GateRules, read_rules
-from scavenger.gate.verbs import GatedCommand, check_script, gated
+from scavenger.gate.rules import (
+    KINDS,
+    GateClosed,
+    GatedCommand,
+    GateRules,
+    check_script,
+    gated,
+    read_rules,
+)
 from scavenger.interface import SchedulerError
 from scavenger.pbs.job import PBS
 from scavenger.pbs.parse import DSV_MARK, number_in, read_ended

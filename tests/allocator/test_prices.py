@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator import Bid, SizeValues, milp, prices, solve, table
-from allocator.allocation import plan_value
+from allocator.bids import plan_value
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.brute_force import best
 from tests.allocator.strategies import bid_lists

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from allocator import Allocation, Bid, SizeValues, milp, solve
-from allocator.allocation import plan_value
-from allocator.bids import Assignment
+from allocator.bids import Assignment, plan_value
 from tests.allocator.oracles.brute_force import check_feasible
 from tests.allocator.strategies import bid_lists
 from tests.draws import cases

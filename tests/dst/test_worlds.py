@@ -20,7 +20,7 @@ from malletrain.daemon.engine.parties import Accounts
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.engine.state import TransactionOutbox
 from malletrain.daemon.jobs.layouts import Layouts
-from malletrain.daemon.leases.silent_leases import Strays
+from malletrain.daemon.leases.polls import Strays
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds

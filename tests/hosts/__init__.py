@@ -5,7 +5,7 @@ Where each finding of that day is tested:
 * the head announces an address that its nodes reach: ``test_sites.py`` (the short form),
   ``tests/malletrain/daemon/test_advertise.py`` (also IPv6);
 * a lease whose agent never reports is cancelled: ``test_sites.py``,
-  ``tests/malletrain/daemon/test_silent_leases.py``;
+  ``tests/malletrain/daemon/test_polls.py``;
 * gloo's address, unknown names, ways that are blocked: ``test_fabric.py``;
 * what of a job listens to strangers: ``test_fabric.py``, ``test_users.py``,
   ``tests/malletrain/launch/test_round_store.py``, ``tests/malletrain/elastic/test_strangers.py``;

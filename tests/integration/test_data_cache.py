@@ -17,8 +17,9 @@ FAST_EPOCHS = 2
 
 DATA = f"""
 import os, sys, time, torch, malletrain
-from malletrain.datacache import cache as module, peers
-peers.ANSWER_S = 3600.0
+from malletrain.datacache import cache as module
+from malletrain.datacache import reader
+reader.ANSWER_S = 3600.0
 module.REPORT_INTERVAL_S = 0.1
 torch.set_num_threads(1)
 

@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from malletrain.client import ClientError, Connection, Unreachable, exchange, operations
-from malletrain.client.address import find
 from malletrain.client.aio import AsyncConnection
+from malletrain.client.exchange import find
 from malletrain.identity.keys import new_pair, write_key
 from malletrain.identity.state_directory import INFO, write_daemon_info
 from malletrain.protocol import messages, wire

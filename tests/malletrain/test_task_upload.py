@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.client import task_upload
+from malletrain.client import connection
 from malletrain.client.errors import ClientError, Unreachable
 
 
@@ -29,13 +29,13 @@ class Daemon:
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    monkeypatch.setattr(task_upload, "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(connection, "UPLOAD_RETRY_S", 0.0)
 
 
 def test_a_group_whose_answer_is_lost_is_sent_again(no_pause):
     daemon, counts = Daemon({1, 3, 4}), []
     groups = [(0, [("a",), ("b",)]), (2, [("c",)]), (3, [("d",)])]
-    task_upload.upload(daemon.do, "j1", groups, counts.append)
+    connection.upload(daemon.do, "j1", groups, counts.append)
     assert daemon.rows == [["a"], ["b"], ["c"], ["d"]]
     assert counts == [2, 3, 4]
     assert daemon.requests == 6
@@ -49,18 +49,18 @@ def test_a_group_for_which_the_daemon_is_busy_is_sent_again(no_pause):
             raise refusals.pop()
         return daemon.do(operation)
 
-    task_upload.upload(do, "j1", [(0, [("a",)]), (1, [("b",)])], lambda n: None)
+    connection.upload(do, "j1", [(0, [("a",)]), (1, [("b",)])], lambda n: None)
     assert daemon.rows == [["a"], ["b"]]
 
 
 def test_a_daemon_that_stays_away_ends_it(no_pause, monkeypatch):
-    monkeypatch.setattr(task_upload, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(connection, "UPLOAD_PATIENCE_S", 0.0)
     with pytest.raises(Unreachable):
-        task_upload.upload(Daemon(range(1, 10**6)).do, "j1", [(0, [("a",)])], lambda n: None)
+        connection.upload(Daemon(range(1, 10**6)).do, "j1", [(0, [("a",)])], lambda n: None)
 
 
 def test_a_refusal_is_not_repeated(no_pause):
     daemon = Daemon(())
     with pytest.raises(ClientError, match="another"):
-        task_upload.upload(daemon.do, "j1", [(5, [("a",)])], lambda n: None)
+        connection.upload(daemon.do, "j1", [(5, [("a",)])], lambda n: None)
     assert daemon.requests == 1

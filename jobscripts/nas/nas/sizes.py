@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from malletrain.sim.nas import Cell, network
-from malletrain.sim.throughput import TRAINING_COST
+from malletrain.sim.workloads import TRAINING_COST
 from nas import NasError
 from nas.codes import decode
 

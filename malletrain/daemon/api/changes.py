@@ -1,7 +1,11 @@
-"""Changes at run time: owners change their jobs, operators what is leased.
+"""Changes at run time: owners change their jobs, operators what is leased and the configuration.
 
 Decides which user may change what and which requests are valid, and records a change before it
 takes effect. :mod:`malletrain.core` decides what a change does to the plan.
+
+Of a configuration that is reloaded, :class:`Reload` decides which keys take effect at once. The
+others take effect at a restart, during which jobs continue. An invalid file changes nothing. Both
+are reported.
 """
 
 from __future__ import annotations
@@ -10,20 +14,21 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
-from malletrain.config.model import ConfigError
-from malletrain.core.events import JobState
+from malletrain.config.model import Config, ConfigError, changes, load_config, with_changes
+from malletrain.core.events import JobState, Tick
 from malletrain.core.goals import OwnerGoals
-from malletrain.core.operator_restrictions import EVERY_NODE, Restriction
-from malletrain.daemon.api.job_dependencies import outcome
+from malletrain.core.unleased_nodes import EVERY_NODE, Restriction
 from malletrain.daemon.api.job_views import JobViews
-from malletrain.daemon.api.operation_context import Operation, OperationContext
-from malletrain.daemon.api.reload import Reload, sentence
+from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.transactions import Operation, OperationContext, Transactions
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs, outcome
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
@@ -35,15 +40,21 @@ from malletrain.daemon.jobs.admission import (
     whole,
 )
 from malletrain.daemon.jobs.goals import HOUR_S, goals_problem
-from malletrain.daemon.jobs.repository import decode_spec, not_completed
+from malletrain.daemon.jobs.repository import Retention, decode_spec, not_completed
 from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.daemon.site import logs
+from malletrain.daemon.site.backends import gap_rules
 from malletrain.protocol import env, messages
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import JobView
 from malletrain.store.records import JobRow
+from scavenger.batch.scavenger import BatchScavenger
 from scavenger.hostlist import HostlistError, expand, named
+from scavenger.interface import Scavenger
+
+log = structlog.get_logger(__name__)
 
 
 class JobChanges:
@@ -84,7 +95,7 @@ class JobChanges:
         with self._context.transaction():
             self._state.audit.record(
                 EventKind.JOB_EXTENDED,
-                _sentence(new_goals),
+                _goals_sentence(new_goals),
                 job=row.id,
                 deadline=new_goals.deadline,
                 budget_nh=None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,
@@ -186,7 +197,7 @@ def extended(
     return new_goals, stated
 
 
-def _sentence(goals: OwnerGoals) -> str:
+def _goals_sentence(goals: OwnerGoals) -> str:
     parts = [
         "no deadline" if goals.deadline is None else f"the deadline {_utc(goals.deadline)}",
         "no budget" if goals.budget_s is None else f"a budget of {goals.budget_s / HOUR_S:.4g} nh",
@@ -349,7 +360,7 @@ class OperatorActions:
             raise RequestRefused(f"Nothing has changed. {error}") from None
         with self._context.transaction():
             changes_ = self._reloader.apply(config, user)
-        return {"sentence": sentence(changes_), **changes_}
+        return {"sentence": _effects_sentence(changes_), **changes_}
 
     def _require_operator(self, user: str) -> None:
         if not self._state.accounts.operates(user):
@@ -420,3 +431,135 @@ def _release_sentence(leases: int) -> str:
     if leases == 1:
         return "1 lease is given back once its job has moved off."
     return f"{leases} leases are given back once their jobs have moved off."
+
+
+AT_ONCE = frozenset(
+    {
+        *("daemon.log_level", "daemon.log_format", "daemon.operators"),
+        *("gaps.partitions", "gaps.features", "gaps.nodes", "gaps.exclude"),
+        *("gaps.reserve", "gaps.hours", "gaps.max_at_once", "gaps.idle_for", "gaps.hold"),
+        *("jobs.max_running", "jobs.max_tries", "jobs.retry_window"),
+        *("jobs.warmup_timeout", "jobs.no_progress_warning", "jobs.keep_logs"),
+        *("accounting.watts", "accounting.keep"),
+        *("notify.sendmail", "notify.webhooks"),
+    }
+)
+"""Keys that take effect when they are reloaded."""
+
+NEXT_JOBS = frozenset(
+    {
+        *("allocation.objective", "quotas.user_jobs", "quotas.account_jobs"),
+        *("containers.runtime", "containers.image", "containers.binds", "containers.options"),
+    }
+)
+"""Keys that take effect for jobs that are submitted after the reload."""
+
+
+class Reload:
+    """Reloads the configuration of one daemon. ``path``: file with which it was started; None if it
+    was started without one.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        state: SiteState,
+        transactions: Transactions,
+        scavenger: Scavenger,
+        notices: Notices,
+        retention: Retention,
+        log_file: logs.RotatedLog | None = None,
+    ) -> None:
+        self._path = path
+        self._state = state
+        self._transactions = transactions
+        self._scavenger = scavenger
+        self._notices = notices
+        self._retention = retention
+        self._log_file = log_file
+
+    def read(self) -> Config:
+        """Read the configuration file. May take long.
+
+        Raises:
+            ConfigError: the file is invalid; the message has all errors.
+            RequestRefused: there is no file.
+        """
+        if self._path is None:
+            raise RequestRefused("The daemon was started without a configuration file.")
+        return load_config(self._path)
+
+    def apply(self, config: Config, by: str) -> dict[str, list[str]]:
+        """Apply the changes that need no restart.
+
+        Args:
+            config: the new configuration.
+            by: who reloads it, for the audit log.
+
+        Returns:
+            ``applied``, ``next_jobs`` and ``restart`` → a line for each key that takes effect at
+            once, for the next jobs, and at a restart.
+
+        """
+        differences = changes(self._state.config, config)
+        reloaded_keys = differences.keys() & (AT_ONCE | NEXT_JOBS)
+        if reloaded_keys:
+            self._take_over(with_changes(self._state.config, config, reloaded_keys))
+        effects = {
+            "applied": _lines(differences, differences.keys() & AT_ONCE),
+            "next_jobs": _lines(differences, differences.keys() & NEXT_JOBS),
+            "restart": _lines(differences, differences.keys() - reloaded_keys),
+        }
+        with self._transactions.begin() as now:
+            if "jobs.max_running" in reloaded_keys:
+                self._state.controller.state.plan_soon(now)
+                self._transactions.feed(Tick())
+            self._state.audit.record(
+                EventKind.CONFIGURATION_RELOADED,
+                f"{_effects_sentence(effects)} By {by}.",
+                by=by,
+                changes=effects,
+            )
+        return effects
+
+    def failed(self, why: str, by: str) -> None:
+        """Log that the file is invalid."""
+        log.warning("configuration not reloaded", reason=why, by=by)
+
+    def _take_over(self, config: Config) -> None:
+        state = self._state
+        state.config = config
+        logs.configure(config.daemon.log_level, config.daemon.log_format, self._log_file)
+        state.accounts.appoint(config.daemon.operators)
+        controller = state.controller
+        controller.settings = replace(
+            controller.settings,
+            max_tries=config.jobs.max_tries,
+            retry_window_s=config.jobs.retry_window,
+        )
+        controller.queue.allow(config.jobs.max_running)
+        state.rounds.configure(config)
+        state.parties.limit(config.quotas)
+        self._notices.settings = config.notify
+        self._retention.keep_s = config.accounting.keep
+        self._retention.keep_logs_s = config.jobs.keep_logs
+        if isinstance(self._scavenger, BatchScavenger):
+            self._scavenger.settings = replace(
+                self._scavenger.settings,
+                rules=gap_rules(config),
+                idle_for_s=config.gaps.idle_for,
+                hold_s=config.gaps.hold,
+            )
+
+
+def _effects_sentence(effects: Mapping[str, list[str]]) -> str:
+    """Return the effects of a reload as a sentence."""
+    words = (("applied", "applied"), ("next_jobs", "for the next jobs"), ("restart", "to restart"))
+    counts = [f"{len(effects[name])} {word}" for name, word in words if effects[name]]
+    if not counts:
+        return "The configuration has not changed."
+    return f"The configuration was read again: {', '.join(counts)}."
+
+
+def _lines(differences: Mapping[str, str], names: Collection[str]) -> list[str]:
+    return [f"{name}: {differences[name]}" for name in sorted(names)]

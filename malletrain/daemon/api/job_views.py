@@ -16,18 +16,18 @@ from jpa.points import CI95
 from malletrain.config.units import format_duration
 from malletrain.core import state_memory
 from malletrain.core.events import JobState
+from malletrain.core.pools import Trainer
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.step_times import Bottleneck, RankTimes, advice_with_measured_loaders
-from malletrain.core.trainers import Trainer
 from malletrain.daemon.api.service_operations import nodes_outlast_start, plan_pauses
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.layout_tuner import has_measured_loaders, layout_view
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec
-from malletrain.daemon.jobs.step_windows import step_times_record
+from malletrain.daemon.jobs.worker_counts import step_times_record
 from malletrain.protocol import messages, wire
 from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind

@@ -14,9 +14,8 @@ import msgspec
 
 from malletrain.core.forecast import SPAN_S, NodeHistory, nodes_ahead
 from malletrain.daemon.api.job_views import of_class
-from malletrain.daemon.api.operation_context import Operation
-from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
-from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.state import SiteState, slow_node_policy
+from malletrain.daemon.engine.transactions import Operation
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.protocol.views import NodeForecastView, NodeView
 from scavenger.batch.rules import span

@@ -21,29 +21,25 @@ from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.api.changes import (
     JobChanges,
     OperatorActions,
+    Reload,
     arrays_of,
     dependencies,
     goals_of,
     jobs_of_array,
 )
-from malletrain.daemon.api.commands import CommandOperations
-from malletrain.daemon.api.farm_operations import (
-    ArrivingFarms,
-    FarmOperations,
-    with_farm_values,
-)
-from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
-from malletrain.daemon.api.operation_context import Operation, OperationContext
-from malletrain.daemon.api.reload import Reload
-from malletrain.daemon.api.service_operations import ServiceOperations
+from malletrain.daemon.api.service_operations import (
+    ArrivingFarms,
+    FarmOperations,
+    ServiceOperations,
+    with_farm_values,
+)
 from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
-from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.engine.transactions import Transactions
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.transactions import Operation, OperationContext, Transactions
+from malletrain.daemon.engine.unfinished_jobs import JobDependencies, ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
@@ -62,7 +58,7 @@ from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
 from malletrain.daemon.jobs.sizes import with_kind
 from malletrain.daemon.leases.reconciler import LeaseReconciler
-from malletrain.daemon.nodes.commands import RelayedCommands
+from malletrain.daemon.nodes.commands import CommandOperations, RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.site.clock import MAX_WAIT_S
 from malletrain.daemon.site.handler_failures import HandlerFailures

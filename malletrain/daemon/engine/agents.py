@@ -7,7 +7,7 @@ of a job runs only as the job's owner. The rounds decide which job belongs on wh
 :class:`LivenessMonitor` decides whether silent agents are lost, or the daemon itself is cut off
 from them. A daemon that was stopped, swapped out or suspended with its machine receives nothing for
 that time. One whose link is down receives nothing at all. The agents continue to train meanwhile.
-:mod:`malletrain.daemon.engine.reachability` acts on the decision: while the daemon is cut off, no
+:mod:`malletrain.daemon.engine.decisions` acts on the decision: while the daemon is cut off, no
 agent is declared lost, no time limit runs and nothing is planned.
 
 :class:`Adoption` collects the jobs that agents report between the start of the daemon and its first

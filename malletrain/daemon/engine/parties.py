@@ -18,8 +18,8 @@ from malletrain.config.model import Config
 from malletrain.config.shares import QuotasSection
 from malletrain.core.controller import Controller
 from malletrain.core.events import Quota
+from malletrain.core.pools import REST
 from malletrain.core.shares import PartyService
-from malletrain.core.trainers import REST
 from malletrain.identity.keys import user_name
 from malletrain.protocol.counting import counted
 from malletrain.store.records import ServiceRow

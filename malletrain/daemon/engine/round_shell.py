@@ -21,14 +21,14 @@ from malletrain.core.events import (
     WorkersStarted,
 )
 from malletrain.core.fabric import Fabric, choose
-from malletrain.core.sick_nodes import FailingNodes
 from malletrain.core.state_memory import HandOverTime
+from malletrain.core.unleased_nodes import FailingNodes
 from malletrain.daemon.engine.agents import Agents
 from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
-from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import notice_of
 from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
 from malletrain.protocol import messages
 from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind

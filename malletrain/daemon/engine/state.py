@@ -1,7 +1,8 @@
 """The state that the transactions of the daemon work on: the controller, the rows in the store, the
 agents, pending events and pending messages.
 
-Decides which news about jobs are kept for clients that wait for them, and nothing else.
+Decides which news about jobs are kept for clients that wait for them, and which nodes a restarted
+daemon still leaves alone as sick or slow, according to the audit log.
 :mod:`malletrain.daemon.engine.transactions` opens and ends transactions.
 """
 
@@ -16,21 +17,21 @@ from typing import Any
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
-from malletrain.core.sick_nodes import FailingNodes, SickNodes
-from malletrain.core.slow_nodes import SlowNodes
+from malletrain.core.slow_nodes import SlowNode, SlowNodes
+from malletrain.core.unleased_nodes import FailingNodes, SickNode, SickNodes
 from malletrain.daemon.engine.agents import Agents, LivenessMonitor
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.jobs.curves import Curves
-from malletrain.daemon.jobs.data_reads import DataReads
 from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
-from malletrain.daemon.site.audit_log import AuditLog
+from malletrain.daemon.jobs.worker_counts import DataReads
 from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
-from malletrain.protocol.event_kinds import LeaseStatus
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.records import LeaseRow
 from malletrain.store.store import Store
@@ -236,7 +237,7 @@ class SiteState:
     """
 
     config: Config
-    """Current configuration, including reloaded settings (:mod:`malletrain.daemon.api.reload`)."""
+    """Current configuration, including reloaded settings (:mod:`malletrain.daemon.api.changes`)."""
     store: Store
     clock: Clock
     metrics: Metrics
@@ -293,3 +294,62 @@ class SiteState:
         agent = self.agents.on(node)
         run = None if agent is None or agent.holds is None else self.runs.get(agent.holds)
         return "" if run is None else run.spec.mode
+
+
+_HALF_LIVES = 8
+"""Number of half-lives after which a slow node no longer counts as slow."""
+
+
+def sick_nodes(config: Config, store: Store, now: float) -> SickNodes:
+    """Return the sick nodes at ``now``, seconds since the epoch.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        now: time, seconds since the epoch.
+    """
+    nodes = config.nodes
+    sick = SickNodes(nodes.sick_for, nodes.sick_for_most)
+    since = now - 2 * nodes.sick_for_most
+    resumed = store.events_of(EventKind.NODE_RESUMED, since)
+    resumed_seq = {
+        row.node: row.seq for row in resumed if "by" in row.data
+    }  # else a drain has ended
+    for row in store.events_of(EventKind.NODE_SICK, since):
+        if row.seq < resumed_seq.get(row.node, -1):
+            continue
+        sentence, until = str(row.data["sentence"]), float(row.data["until"])
+        sick.remember(row.node, SickNode(row.time, until, sentence))
+    return sick
+
+
+def slow_nodes(config: Config, store: Store, now: float) -> SlowNodes:
+    """Return the slow nodes at ``now``, seconds since the epoch.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        now: time, seconds since the epoch.
+    """
+    nodes = config.nodes
+    slow = SlowNodes(nodes.slow_factor, nodes.slow_half_life, nodes.slow_after)
+    if slow_node_policy(config) == "off":
+        return slow
+    since = now - _HALF_LIVES * nodes.slow_half_life
+    cleared = {
+        (row.node, "usual_mbit" in row.data): row.seq
+        for row in store.events_of(EventKind.NODE_NOT_SLOW, since)
+    }
+    for row in store.events_of(EventKind.NODE_SLOW, since):
+        if row.seq > cleared.get((row.node, "usual_mbit" in row.data), -1):
+            sentence, slowdown = str(row.data["sentence"]), float(row.data["slowdown"])
+            usual_mbit = float(row.data.get("usual_mbit", 0.0))
+            slow.remember(row.node, SlowNode(row.time, slowdown, sentence, usual_mbit))
+    return slow
+
+
+def slow_node_policy(config: Config) -> str:
+    """Return the action for slow nodes: ``off``, ``name`` or ``swap``."""
+    if config.nodes.slow_nodes == "auto":
+        return "off" if config.scheduler.kind == "local" else "swap"
+    return config.nodes.slow_nodes

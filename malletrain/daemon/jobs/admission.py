@@ -25,7 +25,7 @@ from jpa import new_plan
 from jpa.curve import MeasuredCurve
 from malletrain.config.nodes import ContainersSection
 from malletrain.core.events import BY_ITS_OWNER
-from malletrain.core.trainers import Trainer
+from malletrain.core.pools import Trainer
 from malletrain.daemon.jobs.user_files import is_file, is_folder
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES

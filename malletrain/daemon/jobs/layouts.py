@@ -34,8 +34,8 @@ from malletrain.daemon.jobs.layout_tuner import (
     node_layout,
 )
 from malletrain.daemon.jobs.repository import ActiveJob
-from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec, Progress, RoundLayout
 from malletrain.rounds.interface import RoundStage

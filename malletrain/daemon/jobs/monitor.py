@@ -151,14 +151,14 @@ class JobMonitor:
     """Progress of one job.
 
     Args:
+        job: its id, for the rows of its rescales.
         total: samples counted before this monitor was created (from the store).
         before: samples counted before round ``generation`` (from the store).
         generation: the round that the counts of the workers belong to.
-        job: its id, for the rows of its rescales.
     """
 
     def __init__(
-        self, total: float = 0.0, before: float = 0.0, generation: int = 0, job: str = ""
+        self, job: str, total: float = 0.0, before: float = 0.0, generation: int = 0
     ) -> None:
         self._job = job
         self._floor = total

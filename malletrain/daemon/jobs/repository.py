@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from malletrain.core.events import JobState
-from malletrain.core.fabric import Fabric
-from malletrain.core.start_costs import (
+from malletrain.core.change_costs import (
     ASSUMED_START_S,
     StartCost,
     expected_start_s,
     with_start,
 )
+from malletrain.core.events import JobState
+from malletrain.core.fabric import Fabric
 from malletrain.daemon.jobs.layout_tuner import LayoutTuner
 from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, SampleCount
-from malletrain.daemon.jobs.step_windows import StepWindows, step_times_record
-from malletrain.daemon.site.audit_log import AuditLog
+from malletrain.daemon.jobs.worker_counts import StepWindows, step_times_record
 from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.protocol.counting import counted

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.leases.departures import (
+from malletrain.daemon.leases.arrivals_and_departures import (
     RECLAIM_SENTENCE,
     RELEASED,
     SICK,

@@ -3,7 +3,7 @@
 Decides what a poll means for each lease: running, ended, not reporting, unwanted. Calls run in a
 worker thread, one at a time; a call that fails changes nothing. What is requested is stored before
 (:mod:`malletrain.daemon.leases.actions`). Which nodes operators have excluded from leasing is
-stored as well; :mod:`malletrain.core.operator_restrictions` decides what may be leased.
+stored as well; :mod:`malletrain.core.unleased_nodes` decides what may be leased.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from malletrain.core.events import (
     LeaseDeferred,
     LeaseNotTaken,
 )
-from malletrain.core.operator_restrictions import EVERY_NODE, Restrictions
-from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
-from malletrain.daemon.engine.state import SiteState
+from malletrain.core.unleased_nodes import EVERY_NODE, Restrictions
+from malletrain.daemon.engine.state import SiteState, slow_node_policy
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.leases.actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall
-from malletrain.daemon.leases.departures import (
+from malletrain.daemon.leases.arrivals_and_departures import (
     PREEMPTED,
     RECLAIMED,
     RELEASED,
@@ -35,15 +34,16 @@ from malletrain.daemon.leases.departures import (
     UNHEARD,
     Departures,
 )
-from malletrain.daemon.leases.scheduler_health import PollWatch, SchedulerHealth
-from malletrain.daemon.leases.silent_leases import (
+from malletrain.daemon.leases.polls import (
+    PollWatch,
+    SchedulerHealth,
     SilentLeases,
+    SlotPrices,
     Strays,
     last_output,
     likely_cause,
     node_problem,
 )
-from malletrain.daemon.leases.slot_prices import SlotPrices
 from malletrain.daemon.site.backends import output_file
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus

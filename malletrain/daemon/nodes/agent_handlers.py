@@ -15,16 +15,21 @@ from malletrain import __version__
 from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
 from malletrain.daemon.engine.agents import Adoption, LeasedAgent
-from malletrain.daemon.engine.reachability import Reachability
-from malletrain.daemon.engine.service_values import ServiceValues
+from malletrain.daemon.engine.decisions import Reachability
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.unfinished_jobs import ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
-from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, Departures, note_failures
-from malletrain.daemon.nodes.arrivals import Arrivals
+from malletrain.daemon.leases.arrivals_and_departures import (
+    RECLAIMED,
+    RELEASED,
+    SICK,
+    Arrivals,
+    Departures,
+    note_failures,
+)
 from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.nodes.probes import Bandwidth, Probes

@@ -13,6 +13,7 @@ from collections import OrderedDict
 import msgspec
 import structlog
 
+from malletrain.core.change_costs import differs
 from malletrain.core.events import (
     BatchReported,
     DataCached,
@@ -21,12 +22,10 @@ from malletrain.core.events import (
     PriorSuggested,
 )
 from malletrain.core.goodput import stated_batch
-from malletrain.core.reread_costs import differs
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
-from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.engine.unfinished_jobs import ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.admission import RequestRefused, valued
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec
@@ -34,7 +33,7 @@ from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import MAX_PROCESSES
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.store.rows import stored_text
+from malletrain.store.records import stored_text
 
 log = structlog.get_logger(__name__)
 

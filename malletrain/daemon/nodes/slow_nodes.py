@@ -30,8 +30,7 @@ from malletrain.core.slow_nodes import (
     Swap,
     measuring_interval_s,
 )
-from malletrain.daemon.engine.sick_and_slow_nodes import slow_node_policy
-from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.state import SiteState, slow_node_policy
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions

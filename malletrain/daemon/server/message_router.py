@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from malletrain.daemon.api.operation_context import TransactionFailed
 from malletrain.daemon.api.operations import Api
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.engine.transactions import EngineEnded, Transactions
+from malletrain.daemon.engine.transactions import EngineEnded, TransactionFailed, Transactions
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
 from malletrain.daemon.server.sender_limits import LogLimits, RequestLimits, TimedCall, Turn
 from malletrain.daemon.site.handler_failures import HandlerFailure, HandlerFailures

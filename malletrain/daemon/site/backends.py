@@ -27,8 +27,7 @@ from malletrain.shipped import shipped
 from scavenger.batch.calls import CallLog
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.hours import parse_hours
-from scavenger.batch.rules import GapRules
+from scavenger.batch.rules import GapRules, parse_hours
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.slots import CPUS, MEMORY_MB, HostResources, SlotKind, kind_finding
 from scavenger.embedded.cluster_process import start_cluster

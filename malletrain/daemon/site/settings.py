@@ -11,6 +11,7 @@ from allocator import Goal, MonotonicClock, RescaleCost
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
 from malletrain.core.planning import Planner, exact, freetrain_plan, freetrain_settings, make_plan
+from malletrain.core.pools import DEADLINES_FIRST, REST, Trainer
 from malletrain.core.settings import (
     ControllerSettings,
     PlanningSettings,
@@ -18,7 +19,6 @@ from malletrain.core.settings import (
     ShareSettings,
     advisor_config,
 )
-from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
 from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import RestartRounds

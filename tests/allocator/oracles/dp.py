@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allocator.allocation import Allocation, plan_value
-from allocator.bids import Bid, BidError, check
+from allocator.bids import Allocation, Bid, BidError, check, plan_value
 
 
 def solve(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:

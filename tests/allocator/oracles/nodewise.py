@@ -29,8 +29,7 @@ from enum import Enum
 
 import numpy as np
 
-from allocator.allocation import Allocation, relative_gap
-from allocator.bids import SUMMIT_RESCALE_COST, BidError, RescaleCost
+from allocator.bids import SUMMIT_RESCALE_COST, Allocation, BidError, RescaleCost, relative_gap
 from allocator.curves import ScalingCurve
 from allocator.highs import InfeasibleError, LinearProgram, maximise
 
@@ -122,7 +121,7 @@ def solve(
 ) -> NodewisePlan:
     """Nodes by job that maximise ``T_fwd · throughput - rescale costs`` (samples), node by node.
 
-    The status is that of :class:`allocator.allocation.Allocation`, or ``infeasible`` (the published
+    The status is that of :class:`allocator.bids.Allocation`, or ``infeasible`` (the published
     form only).
 
     Raises:

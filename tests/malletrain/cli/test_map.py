@@ -309,7 +309,7 @@ def test_ctrl_c_while_tasks_are_added_cancels_the_farm(run, daemon, here, monkey
         raise KeyboardInterrupt
 
     daemon.answers.update(cancel=cancel)
-    monkeypatch.setattr("malletrain.client.task_upload.upload", interrupted)
+    monkeypatch.setattr("malletrain.client.connection.upload", interrupted)
     done = run("map", "--array", "1-3", "--", "echo", "{index}")
     assert done.exit_code == 130
     assert "not all of its tasks were added" in done.stderr

@@ -1,5 +1,5 @@
 from malletrain.config.model import changes, parse_config, with_changes
-from malletrain.daemon.api.reload import AT_ONCE, NEXT_JOBS
+from malletrain.daemon.api.changes import AT_ONCE, NEXT_JOBS
 
 LEAST = '[scheduler]\nkind = "local"\n'
 

@@ -6,7 +6,7 @@ from allocator import Goal
 from malletrain.cli.check import trainers as findings
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.config.reference import example_toml, reference_markdown
-from malletrain.core.trainers import DEADLINES_FIRST
+from malletrain.core.pools import DEADLINES_FIRST
 from malletrain.daemon.engine.parties import Parties
 from malletrain.daemon.site.settings import controller_settings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malletrain.core.sick_nodes import (
+from malletrain.core.unleased_nodes import (
     MAX_FAILURE_AGE_S,
     MAX_JOBS,
     MAX_SCRIPTS,

@@ -28,13 +28,12 @@ from malletrain.core.gaps import Gaps
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan
-from malletrain.core.pools import Pool
+from malletrain.core.pools import Pool, Trainers
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
 from malletrain.core.state import ControllerState
-from malletrain.core.trainers import Trainers
 from tests.malletrain.core.controller_script import (
     controller,
     gaps,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from malletrain.daemon.compose import make_site_state
-from malletrain.daemon.engine.decisions import Decisions
-from malletrain.daemon.engine.reachability import Reachability
+from malletrain.daemon.engine.decisions import Decisions, Reachability
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from malletrain.client.errors import ClientError
-from malletrain.daemon.api.commands import argv_problem
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.nodes.commands import RelayedCommand
+from malletrain.daemon.nodes.commands import RelayedCommand, argv_problem
 from malletrain.protocol import messages
 from malletrain.protocol.commands import INPUT_WINDOW, MAX_CHUNK_BYTES, OUTPUT_WINDOW
 from malletrain.protocol.event_kinds import EventKind
@@ -120,7 +119,7 @@ def running(start, agent, monkeypatch):  # noqa: F811
     """A daemon, a job of ann with two processes on a node, and the agent of that. A request may
     wait for as long as the tests do.
     """
-    monkeypatch.setattr("malletrain.daemon.api.commands.MAX_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr("malletrain.daemon.nodes.commands.MAX_WAIT_S", PATIENCE_S)
     machine = Imagined("n0")
     daemon = start(machine)
     job = daemon.submit("ann", nproc_per_node=2)

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.core.sick_nodes import MIN_FAILED_JOBS
+from malletrain.core.unleased_nodes import MIN_FAILED_JOBS
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 

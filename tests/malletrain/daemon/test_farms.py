@@ -9,7 +9,7 @@ import pytest
 from malletrain.client import operations
 from malletrain.client.errors import ClientError
 from malletrain.daemon import compose
-from malletrain.daemon.api import farm_operations
+from malletrain.daemon.api import service_operations
 from malletrain.daemon.jobs.admission import problem_of
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.launch.farm import RESULTS_AT_ONCE
@@ -390,7 +390,7 @@ def test_a_daemon_that_restarts_knows_what_was_handed_out_and_done(site):
 
 
 def test_the_history_of_a_farm_is_the_same_after_a_restart_and_after_its_end(site, monkeypatch):
-    monkeypatch.setattr(farm_operations, "ROWS_BETWEEN_PAUSES", 1)
+    monkeypatch.setattr(service_operations, "ROWS_BETWEEN_PAUSES", 1)
     site.pull(capacity=4)
     site.items()
     site.finish((0, 1), (1, 1))
@@ -477,7 +477,7 @@ def test_nodes_without_a_task_are_worth_nothing_at_the_end(tmp_path):
 
 
 def test_a_farm_whose_tasks_do_not_come_is_cancelled(tmp_path, monkeypatch):
-    monkeypatch.setattr(farm_operations, "ARRIVAL_LIMIT_S", 0.0)
+    monkeypatch.setattr(service_operations, "ARRIVAL_LIMIT_S", 0.0)
     daemon = RunningDaemon(tmp_path, Imagined())
     job = daemon.submit("ann", farm=farm(3), **FIELDS)
     until(lambda: daemon.job(job).state == "cancelled", "it is cancelled")
@@ -511,7 +511,7 @@ def test_a_farm_after_another_job_waits_for_both(tmp_path):
     ],
 )
 def test_tasks_that_cannot_be_added(first, rows, sentence):
-    problem = farm_operations.rows_problem(farm(10), first, rows, 2)
+    problem = service_operations.rows_problem(farm(10), first, rows, 2)
     assert sentence in problem
     assert bool(sentence) == bool(problem)
 

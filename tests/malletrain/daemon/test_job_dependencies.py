@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.api.job_dependencies import NODE_EVENTS, running_s
 from malletrain.daemon.api.notices import deliver
+from malletrain.daemon.engine.unfinished_jobs import NODE_EVENTS, running_s
 from malletrain.protocol import messages
 from malletrain.store.records import EventRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.daemon.jobs.repository import JobRepository
-from malletrain.daemon.jobs.step_windows import StepWindows
+from malletrain.daemon.jobs.worker_counts import StepWindows
 from malletrain.store.records import JobRow
 from malletrain.store.store import Store
 from tests.malletrain.daemon.worker_counts import progress, trained
@@ -12,7 +12,7 @@ def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
     """A node that was cut off sends its 86 samples when the next round has counted 10."""
     store = Store.open(f"sqlite:///{tmp_path}/jobs.db")
     row = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "queued"))
-    monitor = JobMonitor()
+    monitor = JobMonitor(row.id)
     run = SimpleNamespace(row=row, monitor=monitor)
     repository = JobRepository(store, None, None, None)
     monitor.forming(1, ("n1",), 100.0)
@@ -25,7 +25,7 @@ def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
     repository.save(run)
 
     stored_row = store.get_job(row.id)
-    again = JobMonitor(stored_row.samples, stored_row.samples_before, stored_row.generation)
+    again = JobMonitor(row.id, stored_row.samples, stored_row.samples_before, stored_row.generation)
     again.progress(progress(15, 105.0, generation=2))
     assert again.total == 141
 
@@ -33,7 +33,7 @@ def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
 def test_what_was_seen_at_a_scale_is_stored(tmp_path):
     store = Store.open(f"sqlite:///{tmp_path}/jobs.db")
     row = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "running"))
-    monitor = JobMonitor()
+    monitor = JobMonitor(row.id)
     end = trained(monitor, 1, 2, 100.0, 30.0, rate=100.0)
     rounds = SimpleNamespace(generation=1)
     run = SimpleNamespace(row=row, monitor=monitor, rounds=rounds, steps=StepWindows())

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from malletrain.config.model import parse_config
-from malletrain.daemon.site.database_origin import remember_database
-from malletrain.daemon.site.startup import refusals
+from malletrain.daemon.site.startup import refusals, remember_database
 from malletrain.store import copies
 from malletrain.store.store import Store
 

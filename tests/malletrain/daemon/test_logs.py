@@ -1,11 +1,20 @@
+"""The daemon's own log, and who follows the audit log."""
+
+from __future__ import annotations
+
 import json
 import logging
 import re
+import shutil
 
 import pytest
 import structlog
 
 from malletrain.daemon.site import logs
+from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.logs import AuditLog
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.store.store import Store
 from tests.disks import fill, small_disk
 
 
@@ -137,3 +146,35 @@ def test_lines_for_a_log_file_on_a_full_disk_go_to_standard_error_and_why_is_tol
         )
         assert [json.loads(line)["n"] for line in lines] == [0, 1, 2]
         assert json.loads((tmp_path / "daemon.log").read_text())["n"] == 3
+
+
+def record(log, *sentences):
+    for sentence in sentences:
+        log.record(EventKind.DAEMON_STARTED, sentence)
+
+
+def sentences(events):
+    return [event.sentence for event in events]
+
+
+def test_a_client_goes_on_after_the_database_was_replaced_by_an_older_one(tmp_path):
+    database, backup = tmp_path / "s.db", tmp_path / "backup.db"
+    with Store.open(f"sqlite:///{database}") as store:
+        log = AuditLog(store, Clock())
+        record(log, "one", "two")
+    shutil.copy(database, backup)
+    with Store.open(f"sqlite:///{database}") as store:
+        log = AuditLog(store, Clock())
+        record(log, "three", "four", "five")
+        last = log.since(0, 100, None)[-1].seq
+        assert log.since(last, 100, None) == [], "nothing is new"
+    shutil.copy(backup, database)
+    with Store.open(f"sqlite:///{database}") as store:
+        log = AuditLog(store, Clock())
+        assert log.since(last, 100, None) == [], "nothing happened since the start"
+        record(log, "three again")
+        [event] = log.since(last, 100, None)
+        assert event.sentence == "three again"
+        record(log, "four again")
+        assert sentences(log.since(event.seq, 100, None)) == ["four again"]
+        assert sentences(log.since(0, 100, None)) == ["one", "two", "three again", "four again"]

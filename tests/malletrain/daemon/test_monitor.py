@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 
 from jpa.measure import MeasureConfig, ThroughputMeter
-from malletrain.daemon.jobs.monitor import KEPT_ROUNDS, WINDOW_S, JobMonitor
+from malletrain.daemon.jobs.monitor import KEPT_ROUNDS, WINDOW_S
 from tests.draws import cases
-from tests.malletrain.daemon.worker_counts import progress, trained
+from tests.malletrain.daemon.worker_counts import job_monitor, progress, trained
 
 # --- totals ---
 
 
 def test_the_mean_pause_is_that_of_the_slowest_worker_of_the_round():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a", "b"), 90.0)
     m.progress(progress(30, 110.0, rank=0, first=100.0, steps=3))
     assert m.mean_pause(4) is None
@@ -31,7 +31,7 @@ def test_the_mean_pause_is_that_of_the_slowest_worker_of_the_round():
 
 
 def test_total_is_the_sum_over_ranks_and_rounds():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a", "b"), 90.0)
     m.progress(progress(50, 101.0, rank=0))
     m.progress(progress(70, 101.0, rank=1, pid=2))
@@ -67,7 +67,7 @@ def test_total_is_the_sum_over_ranks_and_rounds():
     ],
 )
 def test_total_of(records, total):
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a",), 90.0)
     for record in records:
         m.progress(record)
@@ -76,7 +76,7 @@ def test_total_of(records, total):
 
 
 def test_counts_that_come_after_the_next_round_was_formed_are_not_lost():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a", "b"), 90.0)
     m.progress(progress(50, 101.0, rank=0))
     m.forming(2, ("a",), 110.0)
@@ -89,7 +89,7 @@ def test_counts_that_come_after_the_next_round_was_formed_are_not_lost():
 
 
 def test_counts_of_long_ago_are_ignored_rather_than_counted_twice():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a",), 90.0)
     m.progress(progress(50, 101.0))
     for generation in range(2, 3 + KEPT_ROUNDS):
@@ -99,14 +99,14 @@ def test_counts_of_long_ago_are_ignored_rather_than_counted_twice():
 
 
 def test_counts_of_a_round_that_nobody_formed_are_ignored():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a",), 90.0)
     m.progress(progress(50, 101.0, generation=2**62))
     assert m.total == 0
 
 
 def test_a_restarted_daemon_counts_on_where_the_store_left_off():
-    m = JobMonitor(total=1000.0, before=800.0, generation=4)
+    m = job_monitor(total=1000.0, before=800.0, generation=4)
     assert m.total == 1000
     m.adopted(1, 200.0)
     m.progress(
@@ -118,7 +118,7 @@ def test_a_restarted_daemon_counts_on_where_the_store_left_off():
 
 
 def test_a_restarted_daemon_does_not_count_again_what_the_store_may_have():
-    m = JobMonitor(total=1000.0, before=800.0, generation=4)
+    m = job_monitor(total=1000.0, before=800.0, generation=4)
     m.forming(5, ("a",), 210.0)
     m.progress(progress(250, 209.0, generation=4))
     assert m.total == 1000
@@ -130,20 +130,20 @@ def test_a_restarted_daemon_does_not_count_again_what_the_store_may_have():
 
 
 def test_rate_is_the_sum_of_the_ranks():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 2, 100.0, 20.0, rate=400.0, ranks=4)
     assert m.rate(end) == pytest.approx(400.0, rel=0.02)
     assert m.batch == pytest.approx(200.0)
 
 
 def test_rate_before_anything_was_reported_is_zero():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a",), 90.0)
     assert m.rate(95.0) == 0.0
 
 
 def test_a_hiccup_barely_shows_and_a_stall_shows_as_a_falling_rate():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 1, 100.0, 20.0)
     assert m.rate(end + 0.9) == pytest.approx(100.0, rel=0.02)
     falling = [m.rate(end + t) for t in (1.5, 3.0, 5.0, 7.0, WINDOW_S + 0.5)]
@@ -153,7 +153,7 @@ def test_a_hiccup_barely_shows_and_a_stall_shows_as_a_falling_rate():
 
 
 def test_steps_longer_than_the_window_do_not_make_the_rate_flap():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a",), 90.0)
     rates = []
     for i in range(30):
@@ -164,13 +164,13 @@ def test_steps_longer_than_the_window_do_not_make_the_rate_flap():
 
 
 def test_a_worker_whose_clock_is_ahead_is_still_measured():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 1, 130.0, 20.0)
     assert m.rate(end - 30.0) == pytest.approx(100.0, rel=0.02)
 
 
 def test_after_an_adoption_the_rate_is_not_the_whole_past_at_once():
-    m = JobMonitor(total=0.0, before=0.0, generation=1)
+    m = job_monitor(total=0.0, before=0.0, generation=1)
     m.adopted(1, 8000.0)
     for i in range(20):
         t = 8000.0 + i * 0.5
@@ -182,7 +182,7 @@ def test_after_an_adoption_the_rate_is_not_the_whole_past_at_once():
 
 
 def test_a_jump_of_a_clock_costs_no_time_and_no_memory():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a",), 90.0)
     m.progress(progress(10, 100.0))
     m.progress(progress(20, 1e12))
@@ -192,7 +192,7 @@ def test_a_jump_of_a_clock_costs_no_time_and_no_memory():
 
 
 def test_observation_leaves_out_the_warm_up_and_is_robust_to_a_stall():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a", "b"), 90.0)
     samples, t = 0.0, 100.0
     for i in range(80):
@@ -208,7 +208,7 @@ def test_observation_leaves_out_the_warm_up_and_is_robust_to_a_stall():
 
 
 def test_observation_needs_a_few_slices_and_begins_anew_with_every_round():
-    m = JobMonitor()
+    m = job_monitor()
     trained(m, 1, 1, 100.0, 4.0)
     assert m.observation() is None
     trained(m, 2, 2, 200.0, 12.0, rate=180.0)
@@ -219,7 +219,7 @@ def test_observation_needs_a_few_slices_and_begins_anew_with_every_round():
 
 
 def test_the_interval_tells_an_even_round_from_an_uneven_one():
-    even, uneven = JobMonitor(), JobMonitor()
+    even, uneven = job_monitor(), job_monitor()
     trained(even, 1, 1, 100.0, 30.0)
     uneven.forming(1, ("a",), 90.0)
     samples = 0.0
@@ -233,7 +233,7 @@ def test_the_interval_tells_an_even_round_from_an_uneven_one():
 
 def stepped(durations):
     """The monitor and the profile's meter after steps of 50 samples and so many seconds each."""
-    m, meter, t = JobMonitor(), ThroughputMeter(1, 100.0, MeasureConfig(max_seconds=1e9)), 100.0
+    m, meter, t = job_monitor(), ThroughputMeter(1, 100.0, MeasureConfig(max_seconds=1e9)), 100.0
     m.forming(1, ("a",), 90.0)
     for i, seconds in enumerate([0.0, *durations], 1):
         t += seconds
@@ -280,7 +280,7 @@ def test_a_stall_is_in_the_rate_of_the_moment_and_not_in_what_was_seen_at_the_sc
 
 
 def test_a_job_that_never_reports_is_silent_since_its_workers_ran():
-    m = JobMonitor()
+    m = job_monitor()
     m.rescale_began((), ("a",), 90.0)
     m.forming(1, ("a",), 92.0)
     m.workers_running(1, 95.0)
@@ -290,7 +290,7 @@ def test_a_job_that_never_reports_is_silent_since_its_workers_ran():
 
 
 def test_after_an_adoption_silence_is_counted_from_there():
-    m = JobMonitor(total=5.0, before=0.0, generation=1)
+    m = job_monitor(total=5.0, before=0.0, generation=1)
     m.adopted(1, 100.0)
     assert m.silent_for(130.0) == 30.0
 
@@ -331,7 +331,7 @@ def histories(draw):
 @given(histories())
 def test_no_order_of_the_records_makes_the_total_fall_or_count_twice(history):
     records, sent, whole = history
-    m = JobMonitor()
+    m = job_monitor()
     formed, last = 0, 0.0
     # Rounds come in order, the records of a round in any order.
     for generation, record in sorted(sent, key=lambda item: item[0]):
@@ -354,7 +354,7 @@ def test_no_order_of_the_records_makes_the_total_fall_or_count_twice(history):
 
 
 def test_a_clock_that_jumps_costs_neither_time_nor_memory():
-    m = JobMonitor()
+    m = job_monitor()
     m.forming(1, ("a",), 90.0)
     for last in (100.5, 101.0, 1e11, 1e11 + 1, 102.0):
         for pid in (1, 2):

@@ -8,7 +8,7 @@ import pytest
 
 from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.protocol.messages import Mark, Progress
-from tests.malletrain.daemon.worker_counts import progress, trained
+from tests.malletrain.daemon.worker_counts import job_monitor, progress, trained
 
 
 def marks(monitor, generation, **times):
@@ -17,7 +17,7 @@ def marks(monitor, generation, **times):
 
 
 def test_a_start_is_split_into_its_phases():
-    m = JobMonitor(job="j7")
+    m = JobMonitor("j7")
     m.rescale_began((), ("a",), 100.0)
     m.forming(1, ("a",), 103.0)
     m.workers_running(1, 103.5)
@@ -51,7 +51,7 @@ def test_a_start_is_split_into_its_phases():
 
 
 def test_growing_costs_from_the_last_sample_before_to_the_first_after():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 1, 100.0, 10.0)
     m.finished_rescales()
     m.rescale_began(("n0",), ("n0", "n1"), end)
@@ -68,7 +68,7 @@ def test_growing_costs_from_the_last_sample_before_to_the_first_after():
 
 
 def test_a_loss_costs_from_the_last_sample_and_says_how_long_noticing_took():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 2, 100.0, 10.0)
     m.finished_rescales()
     m.rescale_began(("n0", "n1"), ("n0",), end + 3.0, lost=True)
@@ -86,7 +86,7 @@ def test_a_loss_costs_from_the_last_sample_and_says_how_long_noticing_took():
     ("before", "after", "kind"), [(1, 3, "up"), (3, 1, "down"), (2, 2, "same")]
 )
 def test_kinds(before, after, kind):
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, before, 100.0, 5.0)
     m.finished_rescales()
     m.rescale_began(tuple(range(before)), tuple(range(after)), end)
@@ -97,7 +97,7 @@ def test_kinds(before, after, kind):
 
 
 def test_a_node_lost_while_the_round_was_formed_is_one_rescale_with_the_whole_cost():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 3, 100.0, 10.0)
     m.finished_rescales()
     m.rescale_began(("n0", "n1", "n2"), ("n0", "n1"), end)
@@ -112,7 +112,7 @@ def test_a_node_lost_while_the_round_was_formed_is_one_rescale_with_the_whole_co
 
 
 def test_a_round_that_came_to_nothing_leaves_no_marks_in_the_phases_of_the_next():
-    m = JobMonitor()
+    m = job_monitor()
     m.rescale_began((), ("a", "b"), 100.0)
     m.forming(1, ("a", "b"), 102.0)
     m.workers_running(1, 103.0)
@@ -125,7 +125,7 @@ def test_a_round_that_came_to_nothing_leaves_no_marks_in_the_phases_of_the_next(
 
 
 def test_a_node_lost_while_the_job_starts_is_still_a_start():
-    m = JobMonitor()
+    m = job_monitor()
     m.rescale_began((), ("a", "b"), 100.0)
     m.forming(1, ("a", "b"), 102.0)
     m.rescale_began(("a", "b"), ("a",), 103.0, lost=True)
@@ -137,7 +137,7 @@ def test_a_node_lost_while_the_job_starts_is_still_a_start():
 
 
 def test_growth_that_the_rounds_began_by_themselves_is_measured_too():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 1, 100.0, 10.0)
     m.finished_rescales()
     m.draining(end + 1.0)
@@ -150,7 +150,7 @@ def test_growth_that_the_rounds_began_by_themselves_is_measured_too():
 
 
 def test_a_rescale_that_needed_no_round_leaves_nothing_behind():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 1, 100.0, 10.0)
     m.finished_rescales()
     m.rescale_began(("n0",), ("n0", "n1"), end)
@@ -166,7 +166,7 @@ def test_a_rescale_that_needed_no_round_leaves_nothing_behind():
 
 
 def test_a_suspended_job_starts_anew():
-    m = JobMonitor()
+    m = job_monitor()
     end = trained(m, 1, 1, 100.0, 10.0)
     m.finished_rescales()
     m.rescale_began(("n0",), (), end)
@@ -180,7 +180,7 @@ def test_a_suspended_job_starts_anew():
 
 
 def test_marks_of_other_rounds_and_without_a_time_are_ignored():
-    m = JobMonitor()
+    m = job_monitor()
     m.rescale_began((), ("a",), 100.0)
     m.forming(2, ("a",), 103.0)
     marks(m, 1, start=104.0)
@@ -191,7 +191,7 @@ def test_marks_of_other_rounds_and_without_a_time_are_ignored():
 
 
 def test_the_time_of_a_suspension_is_no_cost_of_the_start_that_ends_it():
-    monitor = JobMonitor()
+    monitor = job_monitor()
     monitor.rescale_began((), ("a",), 0.0)
     monitor.forming(1, ("a",), 1.0)
     monitor.workers_running(1, 2.0)
@@ -216,7 +216,7 @@ def test_the_time_of_a_suspension_is_no_cost_of_the_start_that_ends_it():
 
 
 def test_counts_of_a_round_that_was_not_formed_yet_finish_no_rescale():
-    m = JobMonitor()
+    m = job_monitor()
     m.rescale_began((), ("a",), 90.0)
     m.progress(progress(5, 101.0, generation=0))
     m.progress(progress(9, 102.0, generation=0))
@@ -229,7 +229,7 @@ def test_counts_of_a_round_that_was_not_formed_yet_finish_no_rescale():
 
 
 def test_unknown_points_of_a_start_up_are_not_kept():
-    m = JobMonitor()
+    m = job_monitor()
     m.rescale_began((), ("a",), 90.0)
     m.forming(1, ("a",), 91.0)
     for i in range(100):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from malletrain.daemon.leases.departures import RECLAIM_SENTENCE
+from malletrain.daemon.leases.arrivals_and_departures import RECLAIM_SENTENCE
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import NEVER_S

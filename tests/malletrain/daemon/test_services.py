@@ -11,9 +11,9 @@ from contextlib import closing
 import pytest
 
 from malletrain.client import ClientError, operations
-from malletrain.client.address import Address
 from malletrain.client.aio import AsyncConnection
-from malletrain.core.start_costs import StartCost
+from malletrain.client.exchange import Address
+from malletrain.core.change_costs import StartCost
 from malletrain.core.state import ControllerState
 from malletrain.daemon.api import service_operations
 from malletrain.protocol import messages

@@ -8,7 +8,7 @@ import pytest
 from malletrain.config.model import parse_config
 from malletrain.core.events import JobState
 from malletrain.core.slow_nodes import SlowNodes
-from malletrain.daemon.engine.sick_and_slow_nodes import slow_nodes
+from malletrain.daemon.engine.state import slow_nodes
 from malletrain.daemon.nodes.slow_nodes import SEND_S, SlowLinkWatch
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.payloads import ProbeResult

@@ -6,8 +6,8 @@ import pytest
 
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Imagined, until
-from tests.malletrain.daemon.test_data_reads import facts
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
+from tests.malletrain.daemon.test_worker_counts import facts
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 
+from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.protocol.messages import Progress
+
+
+def job_monitor(*, total=0.0, before=0.0, generation=0):
+    """The monitor of job j1."""
+    return JobMonitor("j1", total, before, generation)
 
 
 def progress(samples, last, *, generation=1, rank=0, pid=1, batch=10.0, first=100.0, steps=None):

@@ -17,7 +17,7 @@ import malletrain
 from benchmarks.hit_ratios import pooled_hits
 from malletrain import DataCache, ElasticSampler, ImportanceSampler
 from malletrain.datacache import cache as cache_module
-from malletrain.datacache import peers as peers_module
+from malletrain.datacache import reader as reader_module
 from malletrain.datacache import store as store_module
 from malletrain.datacache.reader import SampleReader, owners
 from malletrain.protocol import env
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers_module, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(reader_module, "ANSWER_S", PATIENCE_S)
     with job(tmp_path, monkeypatch) as made:
         yield made
 

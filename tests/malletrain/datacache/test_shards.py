@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from malletrain import ElasticStream
-from malletrain.datacache import peers as peers_module
+from malletrain.datacache import reader as reader_module
 from tests.malletrain.datacache.nodes import job
 from tests.waiting import PATIENCE_S
 
@@ -32,7 +32,7 @@ class Shards:
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers_module, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(reader_module, "ANSWER_S", PATIENCE_S)
     with job(tmp_path, monkeypatch) as made:
         yield made
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 TRAIN = """
 import os, time, torch, malletrain
-from malletrain.datacache import peers
-peers.ANSWER_S = 3600.0
+from malletrain.datacache import reader
+reader.ANSWER_S = 3600.0
 
 class Data:
     def __len__(self):

@@ -3,8 +3,8 @@
 import pytest
 
 from allocator import Goal
+from malletrain.core.pools import Trainer
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.trainers import Trainer
 from malletrain.sim.engine import simulate
 from malletrain.sim.settings import SimSettings
 from tests.malletrain.sim.conftest import job, trace_of

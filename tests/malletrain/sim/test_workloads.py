@@ -9,12 +9,15 @@ import math
 import pytest
 
 from allocator import ScalingCurve
-from malletrain.sim.throughput import NODE, Cluster, amdahl, built_in
 from malletrain.sim.workload_files import read_curves, read_workload
 from malletrain.sim.workloads import (
+    NODE,
+    Cluster,
     SimJob,
     WorkloadError,
+    amdahl,
     arriving,
+    built_in,
     hpo,
     with_stated_curves,
 )

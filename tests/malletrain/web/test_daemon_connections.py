@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from malletrain.client import ClientError, Connection, Unreachable, operations
-from malletrain.web.daemon_connections import ConnectionPool
+from malletrain.web.poller import ConnectionPool
 from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers
 from tests.waiting import until
 

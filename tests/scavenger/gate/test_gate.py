@@ -6,8 +6,7 @@ import pwd
 import pytest
 
 from scavenger.gate.main import EXIT_REFUSED, check_jobs, environment_of, main
-from scavenger.gate.rules import GateClosed, read_rules
-from scavenger.gate.verbs import gated
+from scavenger.gate.rules import GateClosed, gated, read_rules
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
 from scavenger.slurm.job import batch_script, sbatch
 from tests.scavenger.gate.gate_world import TEMPLATES, GateWorld, lease_spec, settings

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.batch.lease_script import Part, lease_script
-from scavenger.gate.rules import GateClosed, GateRules
-from scavenger.gate.verbs import check_script
+from scavenger.gate.rules import GateClosed, GateRules, check_script
 from scavenger.slurm.job import batch_script, host_script, shared_script, step_options
 from tests.scavenger.gate.gate_world import AGENT, TEMPLATES, lease_spec, settings
 

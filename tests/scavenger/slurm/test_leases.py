@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scavenger.batch.hours import parse_hours
-from scavenger.batch.rules import GapRules
+from scavenger.batch.rules import GapRules, parse_hours
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import PREFIX, World, request, why

@@ -20,6 +20,10 @@ MAX_SAMPLE_NODES = 512
 """Maximum number of nodes of a job that pool their samples. Every member of a round gets the
 addresses of all of them.
 """
+MAX_RESTARTS = 3
+"""Number of times that a launcher which ended in a round is started again before its node is
+rejected.
+"""
 
 
 @dataclass
@@ -40,6 +44,9 @@ class Holdings:
     """Nodes that another job is still leaving. The launcher starts when that job has left."""
     doubted: set[str] = field(default_factory=set)
     """Nodes on which workers failed while a check decides whether the node is to blame."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Node → number of times that its launcher was started again because it had ended in a round.
+    """
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Return whether the last phase of ``node`` is one of ``phases``, of any round."""
@@ -99,6 +106,19 @@ class Holdings:
         self.phases.pop(node, None)
         return [SendAssign(node)]
 
+    def restart_ended(self, nodes: Iterable[str]) -> list[Action]:
+        """Ask those of ``nodes`` whose launchers ended in a round to start them again, unless that
+        happened too often.
+        """
+        actions: list[Action] = []
+        for node in nodes:
+            count = self.restarts.get(node, 0)
+            in_round = self.is_in(node, AssignmentPhase.EXITED) and self.phases[node].generation
+            if in_round and count < MAX_RESTARTS:
+                self.restarts[node] = count + 1
+                actions += self.assign(node)
+        return actions
+
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """Ask ``nodes`` to release the job, unless they were asked already."""
         actions: list[Action] = []
@@ -122,6 +142,7 @@ class Holdings:
         self.occupied.discard(node)
         self.givers = tuple(n for n in self.givers if n != node)
         self.doubted.discard(node)
+        self.restarts.pop(node, None)
         self.phases.pop(node, None)
 
 

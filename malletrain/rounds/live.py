@@ -26,6 +26,7 @@ from malletrain.rounds.interface import (
     NodesRejected,
     RoundStage,
     SendAbort,
+    SendAssign,
     SendRelease,
 )
 from malletrain.rounds.restart import RestartRounds
@@ -95,7 +96,8 @@ class LiveRounds(RestartRounds):
             and not self._holds_state(node)
         )
         actions = super().phase(node, assignment, now)
-        is_new = node in self.holdings.phases and assignment != before
+        counts = node in self.holdings.phases or SendAssign(node) in actions  # and starts again
+        is_new = counts and assignment != before
         if self.stage is not RoundStage.COMPLETED and is_new:
             report = Occurrence(RoundEvent.REPORTED, now, node, assignment)
             if assignment.phase is AssignmentPhase.LOST:

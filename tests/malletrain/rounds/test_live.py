@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.rounds.holdings import MAX_RESTARTS
 from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
@@ -152,6 +153,84 @@ def test_a_joiner_may_fail_a_few_times_before_its_node_is_rejected():
         assert rounds(actions) == ([("a", "b", "c")] if attempt < MAX_FAILED_JOINS else [])
         if attempt < MAX_FAILED_JOINS:
             live.says("c", "ready", 0)  # started again for the round
+
+
+def without_its_launcher() -> Live:
+    """The launcher on c was killed, and the others train without it."""
+    live = Live("a", "b", "c")
+    actions = live.says("c", "exited", 1, KILLED)
+    assert rounds(actions) == [("a", "b")]
+    assert not of(NodesRejected, actions)
+    return live
+
+
+def test_a_launcher_that_ended_in_a_round_is_started_again_while_the_others_train():
+    live = without_its_launcher()
+    actions = live.run()
+    assert of(SendAssign, actions) == [SendAssign("c")]
+    assert not of(NodesRejected, actions)
+    assert live.rounds.whole()
+    assert live.rounds.next_wakeup() == live.now + live.rounds.settings.warmup_s
+    assert rounds(live.says("c", "ready", 0)) == [("a", "b", "c")]
+    assert of(WorkersRunning, live.run())
+
+
+def test_a_node_that_is_lost_after_its_launcher_had_ended_is_not_rejected():
+    """Its processes were killed one after another, the agent last."""
+    live = without_its_launcher()
+    live.run()
+    live.now += 3.0
+    actions = live.rounds.gone("c", live.now)
+    assert actions == [WorkersRunning(2, ("a", "b"))]
+    assert live.rounds.stage is RoundStage.RUNNING
+    assert live.rounds.next_wakeup() is None
+
+
+def test_a_node_is_rejected_when_its_launcher_has_ended_in_too_many_rounds():
+    live = Live("a", "b", "c")
+    for number in range(1, MAX_RESTARTS + 2):
+        assert live.rounds.members == ("a", "b", "c")
+        live.says("c", "exited", live.rounds.generation, KILLED)
+        actions = live.run()
+        assert bool(of(SendAssign, actions)) == (number <= MAX_RESTARTS)
+        assert bool(of(NodesRejected, actions)) == (number > MAX_RESTARTS)
+        if number <= MAX_RESTARTS:
+            live.says("c", "ready", 0)
+            live.run()
+    assert of(NodesRejected, actions) == [
+        NodesRejected(("c",), "the launcher ended there again and again")
+    ]
+    assert live.rounds.stage is RoundStage.RUNNING
+    assert live.rounds.target == ("a", "b")
+    live.rounds.gone("c", live.now)
+    live.rounds.move(("a", "b", "c"), live.now)
+    live.says("c", "ready", 0)
+    live.run()
+    live.says("c", "exited", live.rounds.generation, KILLED)
+    assert of(SendAssign, live.run()), "what was before it was lost does not count"
+
+
+def test_a_launcher_that_ends_before_its_first_round_has_its_node_rejected_at_once():
+    live = Live("a", "b")
+    live.rounds.move(("a", "b", "c"), live.now)
+    actions = live.says("c", "exited", 0)
+    assert of(NodesRejected, actions) == [NodesRejected(("c",), "the launcher ended there at once")]
+    live = without_its_launcher()
+    live.run()
+    assert of(NodesRejected, live.says("c", "exited", 0)), "it was started again, and ended at once"
+
+
+def test_a_launcher_that_ends_while_a_joiner_is_awaited_does_not_stop_the_others():
+    live = Live("a", "b", "c")
+    live.rounds.move(("a", "b", "c", "d"), live.now)
+    live.now += 1.0
+    actions = live.says("c", "exited", 1, KILLED)
+    assert of(SendAssign, actions) == [SendAssign("c")]
+    assert aborts(actions) == {("a", 1), ("b", 1)}
+    assert rounds(actions) == [("a", "b")], "the others wait for nobody"
+    assert not of(NodesRejected, live.run())
+    live.says("c", "ready", 0)
+    assert rounds(live.says("d", "ready", 0)) == [("a", "b", "c", "d")]
 
 
 def test_a_group_that_broke_by_itself_is_formed_anew_after_a_moment():

@@ -161,6 +161,7 @@ def without_its_launcher() -> Live:
     actions = live.says("c", "exited", 1, KILLED)
     assert rounds(actions) == [("a", "b")]
     assert not of(NodesRejected, actions)
+    assert not of(Broke, actions)
     return live
 
 
@@ -304,6 +305,7 @@ def test_too_few_survivors_wait_for_a_plan():
         ("failed", [KILLED], "Rank 0 was killed by signal 9; often the node ran out of memory."),
         ("failed", [RAISED], "Rank 0 exited with code 1. Its last line: ValueError: oops"),
         ("exited", [], "The launcher ended on b."),
+        ("exited", [KILLED], "Rank 0 was killed by signal 9; often the node ran out of memory."),
     ],
 )
 @pytest.mark.parametrize("heard_first", [True, False])

@@ -69,6 +69,21 @@ def test_a_crash_that_may_be_a_loss_waits_although_every_member_tells_it(code, t
     assert [type(action) for action in actions] == [Broke]
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_killed_launcher_is_the_first_cause_and_not_taken_for_a_loss(first):
+    r = running("a", "b")
+    killed = Failure(1, -9, 110.3, cause="The launcher was killed.")
+    for node in (first, "ab".replace(first, "")):
+        if node == "a":
+            assert fails(r, 110.0, "a", tail=CLOSED) == []
+        else:
+            assert says(r, 110.0, "exited", "b", generation=1, failures=(killed,)) == []
+    (broke,) = r.tick(112.0)
+    assert broke.failures[0] == killed
+    assert broke.sentence == "Rank 1 was killed by signal 9: The launcher was killed."
+    assert SendAssign("b") in r.move(("a", "b"), 113.0)
+
+
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():
     r = running("a", "b")
     r.doubt("b", False)

@@ -4,6 +4,8 @@ code. Decides nothing about the job.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from pathlib import Path
@@ -21,6 +23,8 @@ _STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(p
 """
 
 _UNFIT_PREFIX = "malletrain: "
+_CANNOT_START = 126
+"""Exit code of a supervisor or a fork server that could not start its process."""
 
 
 def stock_failures(
@@ -100,3 +104,21 @@ def killed(code: int, rank: int, now: float) -> tuple[Failure, ...]:
         return ()
     advice = "; often the node ran out of memory" if number == signal.SIGKILL else ""
     return (Failure(rank, -number, now, cause=f"The launcher was killed{advice}."),)
+
+
+def lacks_folder(launcher_log: str, code: int, folder: str, now: float) -> tuple[Failure, ...]:
+    """Return the failure of a launcher that could not be started because the job's working
+    directory is missing on the node; empty if it ended for another reason. The directory itself is
+    not looked at, because its file system may hang.
+
+    Args:
+        launcher_log: end of the launcher's log.
+        code: exit code of the launcher.
+        folder: the job's working directory.
+        now: time of the failure, seconds since the epoch.
+    """
+    last = launcher_log.rstrip().rpartition("\n")[2]
+    missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+    if code != _CANNOT_START or last != f"The process cannot be started: {missing}.":
+        return ()
+    return (Failure(0, code, now, cause=f"There is no folder {folder} on this node."),)

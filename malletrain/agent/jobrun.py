@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from malletrain.agent.failures import (
     killed,
+    lacks_folder,
     signal_of,
     stock_failures,
     unfit,
@@ -494,7 +495,8 @@ class NodeJob:
         if not self._last_failures and self.phase in HOLDING:
             self._last_failures = killed(code, self._first_rank, now)
         elif not self._last_failures:
-            self._last_failures = unfit(lines, code, now)
+            folder = self._assign.spec.workdir
+            self._last_failures = unfit(lines, code, now) or lacks_folder(lines, code, folder, now)
         self._report_exit(lines or f"The launcher ended {end} and said nothing.")
 
     def _report_exit(self, last_words: str) -> None:

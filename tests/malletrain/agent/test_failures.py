@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.agent.failures import killed, signal_of, stock_failures, unfit
+from malletrain.agent.failures import killed, lacks_folder, signal_of, stock_failures, unfit
 from malletrain.protocol import messages
 from malletrain.protocol.failures import describe, secondary
 
@@ -45,3 +45,30 @@ def test_a_killed_launcher_is_a_first_cause_and_says_so():
     )
     (failure,) = killed(139, 4, 5.0)
     assert describe([failure]) == "Rank 4 was killed by signal 11: The launcher was killed."
+
+
+MISSING = "The process cannot be started: [Errno 2] No such file or directory: '/scratch/me'."
+
+
+def test_a_working_directory_that_is_missing_on_the_node_is_named():
+    (failure,) = lacks_folder(f"of an earlier start\n{MISSING}\n", 126, "/scratch/me", 5.0)
+    assert describe([failure]) == (
+        "Rank 0 exited with code 126: There is no folder /scratch/me on this node."
+    )
+    with_quote = 'The process cannot be started: [Errno 2] No such file or directory: "/it\'s".'
+    assert lacks_folder(with_quote, 126, "/it's", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "folder"),
+    [
+        (MISSING, 126, "/scratch"),
+        (MISSING, 126, "/scratch/me/more"),
+        (MISSING, 137, "/scratch/me"),
+        (f"{MISSING}\nTraceback", 126, "/scratch/me"),
+        ("can't open file '/scratch/me': [Errno 2] No such file or directory", 126, "/scratch/me"),
+        ("", 126, "/scratch/me"),
+    ],
+)
+def test_another_end_is_not_taken_for_a_missing_directory(log, code, folder):
+    assert lacks_folder(log, code, folder, 5.0) == ()

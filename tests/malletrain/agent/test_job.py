@@ -243,7 +243,12 @@ def test_a_launcher_that_cannot_start_says_why(daemon, start, tmp_path, fields, 
         **fields,
     }
     daemon.send("n0", messages.Assign("j1", messages.JobSpec(**values)))
-    assert words in daemon.expect("n0", messages.Phase, phase="exited").tail
+    phase = daemon.expect("n0", messages.Phase, phase="exited")
+    assert words in phase.tail
+    causes = [f.cause for f in phase.assignment.failures]
+    assert causes == (
+        ["There is no folder /no/such/directory on this node."] if "workdir" in fields else []
+    )
 
 
 def test_assigning_twice_starts_one_launcher(daemon, start, tmp_path):

@@ -21,8 +21,8 @@ MAX_SAMPLE_NODES = 512
 addresses of all of them.
 """
 MAX_RESTARTS = 3
-"""Number of times that a launcher which ended in a round is started again before its node is
-rejected.
+"""Number of times that a launcher which has come up and ended is started again on its node. Then
+the node is rejected.
 """
 
 

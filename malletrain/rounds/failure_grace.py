@@ -4,17 +4,18 @@ or because the job's software is missing on their nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from malletrain.protocol.failures import by_cause, describe, secondary, starts_again, unfit
-from malletrain.protocol.messages import Assignment
+from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import BROKEN, AssignmentPhase
 from malletrain.rounds.interface import Action, Broke
 
 LOST_PEER_GRACE_FACTOR = 3.0
 """Factor on the failure grace if the errors of all workers are of a lost peer that is not known
-yet.
+yet, or the launcher of that peer was killed.
 """
 
 
@@ -24,6 +25,25 @@ def _by_itself(assignment: Assignment) -> bool:
     """
     codes = [f.exitcode for f in assignment.failures]
     return any(code > 0 for code in codes) and all(code > 0 or code == -15 for code in codes)
+
+
+def _may_die_with_its_node(broken: Mapping[str, Assignment], failures: Sequence[Failure]) -> bool:
+    """Return whether the first cause is that a launcher was killed, and other members lost a peer.
+    The agent of a node that is taken without notice can be the last of its processes to be killed.
+
+    Args:
+        broken: The members that failed, with their reports.
+        failures: Their failures, first causes first.
+    """
+    if not failures or failures[0].exitcode != -signal.SIGKILL:
+        return False
+    killed = {
+        node
+        for node, assignment in broken.items()
+        if assignment.phase is AssignmentPhase.EXITED and failures[0] in assignment.failures
+    }
+    others = (f for node, a in broken.items() if node not in killed for f in a.failures)
+    return bool(killed) and any(map(secondary, others))
 
 
 @dataclass
@@ -115,7 +135,8 @@ class FailureGrace:
             self.due = now + grace_s
             return None
         limit = self.first_at + LOST_PEER_GRACE_FACTOR * grace_s
-        if failures and secondary(failures[0]) and now < limit:
+        lost_peer = bool(failures) and secondary(failures[0])
+        if (lost_peer or _may_die_with_its_node(broken, failures)) and now < limit:
             self.due = limit
             return None
         exited = all(assignment.phase is AssignmentPhase.EXITED for assignment in broken.values())

@@ -69,19 +69,47 @@ def test_a_crash_that_may_be_a_loss_waits_although_every_member_tells_it(code, t
     assert [type(action) for action in actions] == [Broke]
 
 
+KILLED = Failure(1, -9, 110.3, cause="The launcher was killed.")
+
+
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_a_killed_launcher_is_the_first_cause_and_not_taken_for_a_loss(first):
+def test_a_killed_launcher_is_the_first_cause_and_may_be_the_beginning_of_a_loss(first):
     r = running("a", "b")
-    killed = Failure(1, -9, 110.3, cause="The launcher was killed.")
     for node in (first, "ab".replace(first, "")):
         if node == "a":
             assert fails(r, 110.0, "a", tail=CLOSED) == []
         else:
-            assert says(r, 110.0, "exited", "b", generation=1, failures=(killed,)) == []
-    (broke,) = r.tick(112.0)
-    assert broke.failures[0] == killed
+            assert says(r, 110.0, "exited", "b", generation=1, failures=(KILLED,)) == []
+    assert r.tick(112.0) == [], "the agent of a node that is taken can be killed last"
+    assert r.tick(115.9) == []
+    (broke,) = r.tick(116.0)
+    assert broke.failures[0] == KILLED
     assert broke.sentence == "Rank 1 was killed by signal 9: The launcher was killed."
-    assert SendAssign("b") in r.move(("a", "b"), 113.0)
+    assert SendAssign("b") in r.move(("a", "b"), 117.0)
+
+
+def test_a_node_that_is_lost_after_its_launcher_was_killed_is_no_failure():
+    r = running("a", "b")
+    says(r, 110.0, "exited", "b", generation=1, failures=(KILLED,))
+    fails(r, 110.2, "a", tail=CLOSED)
+    assert r.tick(112.0) == []
+    r.gone("b", 113.0)
+    assert r.tick(120.0) == []
+    assert r.move(("a",), 121.0)[0] == SaveRound(2, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("phase", "tail", "why"),
+    [
+        ("exited", "ValueError: bad batch", "the script of another member failed by itself"),
+        ("failed", CLOSED, "a worker was killed, and its launcher lives"),
+    ],
+)
+def test_a_crash_that_is_no_loss_does_not_wait_for_one(phase, tail, why):
+    r = running("a", "b", "c")
+    says(r, 110.0, phase, "b", generation=1, failures=(KILLED,))
+    fails(r, 110.2, "a", tail=tail)
+    assert [type(action) for action in r.tick(112.0)] == [Broke], why
 
 
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():

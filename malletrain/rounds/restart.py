@@ -363,8 +363,9 @@ class RestartRounds(RoundMachine, NodeHolder):
         now, taken = occurrence.now, self._joiners_until is not None
         ready = [n for n in self.target if self.ready(n)]
         in_time = self.deadline is None or now < self.deadline
-        actions = self.holdings.restart_ended(self.target) if ready and in_time else []
-        if actions:
+        restarts = bool(ready) and (in_time or taken)
+        actions = self.holdings.restart_ended(self.target) if restarts else []
+        if actions and in_time:
             until = now + self._joiners_s
             self.deadline = until if self.deadline is None else min(self.deadline, until)
         ended = [n for n in self.target if self.is_in(n, AssignmentPhase.EXITED)]

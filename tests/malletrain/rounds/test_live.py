@@ -234,6 +234,20 @@ def test_a_launcher_that_ends_while_a_joiner_is_awaited_does_not_stop_the_others
     assert rounds(live.says("d", "ready", 0)) == [("a", "b", "c", "d")]
 
 
+def test_a_launcher_that_ends_while_another_node_is_taken_is_started_again():
+    """The plan without c was made while the round without the failed worker on a was formed."""
+    live = Live("a", "b", "c")
+    live.fails("a")
+    live.rounds.move(("a", "b"), live.now, 30.0)
+    live.says("a", "exited", 1, KILLED)
+    actions = live.run()
+    assert not of(NodesRejected, actions)
+    assert of(SendAssign, actions) == [SendAssign("a")]
+    assert rounds(actions) == [("b",)], "the round does not wait, because c is taken"
+    live.run()
+    assert rounds(live.says("a", "ready", 0)) == [("b", "a")]
+
+
 def test_a_group_that_broke_by_itself_is_formed_anew_after_a_moment():
     live = Live("a", "b")
     assert not live.says("a", "lost")

@@ -428,7 +428,7 @@ class LiveRounds(RestartRounds):
         """
         node = occurrence.node
         assert occurrence.assignment is not None
-        fault = own_fault(occurrence.assignment)
+        fault = own_fault(node, occurrence.assignment)
         if fault:
             self.failure.told_of = self.generation
         if fault or self._enough(self.survivors()):

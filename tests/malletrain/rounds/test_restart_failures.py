@@ -112,6 +112,35 @@ def test_a_crash_that_is_no_loss_does_not_wait_for_one(phase, tail, why):
     assert [type(action) for action in r.tick(112.0)] == [Broke], why
 
 
+@pytest.mark.parametrize(
+    ("reports", "nodes", "why"),
+    [
+        ({"a": (1, CLOSED), "b": (1, "ValueError: oops")}, ("b",), "a lost its peer"),
+        ({"a": (-15, ""), "b": (-11, "")}, ("b",), "a was stopped"),
+        ({"a": (1, "ValueError: oops"), "b": (1, "ValueError: oops")}, ("a", "b"), "both raised"),
+        ({"b": (1, "ValueError: oops")}, ("b",), "a has not noticed"),
+    ],
+)
+def test_a_failure_names_the_nodes_on_which_workers_failed_by_themselves(reports, nodes, why):
+    r = running("a", "b")
+    actions = []
+    for rank, (node, (code, tail)) in enumerate(reports.items()):
+        actions += fails(r, 110.0, node, rank=rank, code=code, tail=tail)
+    (broke,) = actions or r.tick(112.0)
+    assert broke.nodes == nodes, why
+
+
+def test_a_launcher_that_entered_no_round_is_the_fault_of_no_node_of_the_last_one():
+    """Its workers have no rank, and a, which had rank 0, ran well."""
+    r = running("a", "b")
+    r.gone("a", 110.0)
+    r.gone("b", 110.0)
+    r.move(("c",), 111.0)
+    missing = Failure(0, 126, 112.0, cause="There is no folder /x on this node.")
+    (broke,) = says(r, 112.0, "exited", "c", failures=(missing,))
+    assert (broke.failures, broke.nodes) == ((missing,), ())
+
+
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():
     r = running("a", "b")
     r.doubt("b", False)

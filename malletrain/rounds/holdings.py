@@ -44,9 +44,8 @@ class Holdings:
     """Nodes that another job is still leaving. The launcher starts when that job has left."""
     doubted: set[str] = field(default_factory=set)
     """Nodes on which workers failed while a check decides whether the node is to blame."""
-    restarts: dict[str, int] = field(default_factory=dict)
-    """Node → number of times that its launcher was started again because it had ended in a round.
-    """
+    restarts: dict[str, set[int]] = field(default_factory=dict)
+    """Node → rounds in which its launcher ended and was started again."""
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Return whether the last phase of ``node`` is one of ``phases``, of any round."""
@@ -108,14 +107,15 @@ class Holdings:
 
     def restart_ended(self, nodes: Iterable[str]) -> list[Action]:
         """Ask those of ``nodes`` whose launchers ended in a round to start them again, unless that
-        happened too often.
+        happened in too many rounds. A repeated report of an end does not count.
         """
         actions: list[Action] = []
         for node in nodes:
-            count = self.restarts.get(node, 0)
-            in_round = self.is_in(node, AssignmentPhase.EXITED) and self.phases[node].generation
-            if in_round and count < MAX_RESTARTS:
-                self.restarts[node] = count + 1
+            if not self.is_in(node, AssignmentPhase.EXITED):
+                continue
+            generation, rounds = self.phases[node].generation, self.restarts.get(node, set())
+            if generation and len(rounds | {generation}) <= MAX_RESTARTS:
+                self.restarts[node] = rounds | {generation}
                 actions += self.assign(node)
         return actions
 

@@ -211,6 +211,15 @@ def test_a_node_is_rejected_when_its_launcher_has_ended_in_too_many_rounds():
     assert of(SendAssign, live.run()), "what was before it was lost does not count"
 
 
+def test_repeated_reports_of_one_end_start_a_launcher_again_and_do_not_reject_its_node():
+    """The connection ended each time before the node heard that it has to start it."""
+    live = without_its_launcher()
+    live.run()
+    for _ in range(MAX_RESTARTS + 1):
+        assert live.says("c", "exited", 1, KILLED) == [SendAssign("c")]
+    assert rounds(live.says("c", "ready", 0)) == [("a", "b", "c")]
+
+
 def test_a_launcher_that_ends_before_its_first_round_has_its_node_rejected_at_once():
     live = Live("a", "b")
     live.rounds.move(("a", "b", "c"), live.now)

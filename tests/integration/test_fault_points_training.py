@@ -96,13 +96,16 @@ def test_all_points(tmp_path, kind, nodes):
         def rounds_formed():
             return len(site.events("round-formed", job))
 
+        def on_all_nodes():
+            newest = site.events("round-formed", job)[-1]
+            return f"has {site.nodes} members" in newest.sentence
+
         def is_over(rounds, victim, lease):
             """Whether the job is on all nodes in a round after the first ``rounds``, and a node
             that was taken is back.
             """
-            formed = site.events("round-formed", job)
-            on_all = len(formed) > rounds and f"has {site.nodes} members" in formed[-1].sentence
-            return on_all and trains(0.0) and site.scheduler_leases().get(victim) != lease
+            new = rounds_formed() > rounds and on_all_nodes()
+            return new and trains(0.0) and site.scheduler_leases().get(victim) != lease
 
         site.until(lambda: trains(0.0), "it trains on all nodes")
         rows = [(do, point) for do, points in TRAININGS[kind].items() for point in points]
@@ -137,7 +140,7 @@ def test_all_points(tmp_path, kind, nodes):
                 # No round follows if the process was none of the newest round: a fork server that
                 # no job used, or a worker that was being stopped.
                 lambda at=before, late=in_steps, steps=steps: (
-                    is_over(*at) or (late and trains(steps))
+                    is_over(*at) or (late and trains(steps) and on_all_nodes())
                 ),
                 f"all nodes are back after {what}",
             )

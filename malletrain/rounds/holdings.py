@@ -129,11 +129,12 @@ class Holdings:
                 actions.append(SendRelease(node))
         return actions
 
-    def take_back(self, node: str, assignment: Assignment) -> None:
-        """Keep ``node``, whose release was not sent yet, for one more round."""
+    def take_back(self, node: str, assignment: Assignment, leaves: bool) -> None:
+        """Keep ``node``, whose release was not sent yet; ``leaves``: only for one more round."""
         self.releasing.discard(node)
         self.note(node, assignment)
-        self.givers = (*self.givers, node)
+        if leaves:
+            self.givers = (*self.givers, node)
 
     def forget(self, node: str) -> None:
         """Forget ``node``, which no longer has anything of the job."""

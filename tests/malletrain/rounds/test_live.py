@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.protocol.messages import Failure
 from malletrain.rounds.holdings import MAX_RESTARTS
 from malletrain.rounds.interface import (
     Broke,
@@ -429,6 +430,55 @@ def test_a_leaver_gives_the_state_where_two_stayed_and_both_fail_one_after_the_o
     live.rounds.move(("a", "b"), live.now, 15.0)
     live.says("a", "ready", 0)
     assert rounds(live.says("b", "ready", 0)) == [("c", "a", "b")]
+
+
+def planned_again(phase: str, *failures: Failure) -> tuple[Live, list]:
+    """b goes on and a leaves; before the round of b runs, b is taken, and a is planned again."""
+    live = Live("a", "b")
+    assert rounds(live.rounds.move(("b",), live.now)) == [("b",)]
+    live.says("a", phase, 1, *failures)
+    return live, live.rounds.move(("a",), live.now, 30.0)
+
+
+@pytest.mark.parametrize("phase", ["running", "lost"])
+def test_a_leaver_that_is_planned_again_goes_on_with_its_state(phase):
+    live, actions = planned_again(phase)
+    assert rounds(actions) == [("a",)]
+    assert not of(SendRelease, actions), "b may have to give the state if a fails"
+    assert live.run() == [WorkersRunning(3, ("a",)), SendRelease("b")]
+
+
+@pytest.mark.parametrize(
+    ("phase", "failures"), [("failed", (KILLED,)), ("exited", (KILLED,)), ("exited", ())]
+)
+def test_a_leaver_that_is_planned_again_without_its_state_is_started_again(phase, failures):
+    live, actions = planned_again(phase, *failures)
+    assert actions == [SendRelease("a")]
+    assert live.rounds.released("a", live.now) == [SendAssign("a")]
+    live.run()
+    assert of(SendDrain, live.says("a", "ready", 0)), "b has the state"
+    assert rounds(live.rounds.drained("b", 2, live.now)) == [("a",)]
+
+
+def test_a_leaver_whose_group_went_on_without_it_is_started_again_when_it_is_planned_again():
+    live = Live("a", "b")
+    live.rounds.move(("b",), live.now)
+    live.rounds.move(("c",), live.now)
+    live.run()  # b trains while c starts
+    assert of(SendDrain, live.says("c", "ready", 0))
+    assert live.rounds.move(("a",), live.now) == [SendRelease("c")]
+    actions = live.rounds.drained("b", 2, live.now)
+    assert SendRelease("a") in actions
+    assert not rounds(actions), "its state is older than what b has saved"
+    assert live.rounds.released("a", live.now) == [SendAssign("a")]
+    assert rounds(live.says("a", "ready", 0)) == [("a",)]
+
+
+def test_a_leaver_goes_on_alone_where_all_others_are_lost():
+    live = Live("a", "b")
+    live.rounds.move(("b",), live.now)
+    live.rounds.gone("b", live.now)
+    assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
 
 
 def test_a_leaver_is_let_go_when_those_that_are_left_after_a_failure_have_a_round():

@@ -8,22 +8,25 @@ its end.
 when SIGKILL must follow SIGTERM. Everything is level-triggered: :meth:`NodeJob.assignment` is the
 current state, and sending it again has no effect.
 
-:func:`stock_failures`, :func:`unfit` and :func:`with_tails` find which workers of this node failed,
-and their last output. They decide nothing about the job.
+:mod:`malletrain.agent.failures` finds what failed on this node, and why.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import msgspec
-
+from malletrain.agent.failures import (
+    killed,
+    lacks_folder,
+    signal_of,
+    stock_failures,
+    unfit,
+    with_tails,
+)
 from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.logs import LogForwarder, tail
@@ -55,68 +58,7 @@ from malletrain.protocol.messages import (
     TaskQuery,
     TaskStop,
 )
-from malletrain.protocol.phases import TRAINS, AssignmentPhase
-
-_STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
-"""Log line of torchrun about the first worker that failed
-(torch/distributed/elastic/multiprocessing/api.py).
-"""
-
-_UNFIT_PREFIX = "malletrain: "
-
-
-def stock_failures(
-    launcher_log: str, group_rank: int, nproc_per_node: int, now: float
-) -> tuple[Failure, ...]:
-    """Return the last failure that torchrun logged. (torchrun does not report it to the rendezvous
-    handler.)
-
-    Args:
-        launcher_log: end of the launcher's log.
-        group_rank: rank of the node in the round.
-        nproc_per_node: number of workers per node.
-        now: time of the failure, seconds since the epoch.
-    """
-    matches = _STOCK_FAILURE.findall(launcher_log)
-    return tuple(
-        Failure(group_rank * nproc_per_node + int(local_rank), int(code), now)
-        for code, local_rank in matches[-1:]
-    )
-
-
-def unfit(launcher_log: str, code: int, now: float) -> tuple[Failure, ...]:
-    """Return the failure of a launcher that ended because the job's software environment is unfit,
-    with the last sentence of its log as the cause; empty if it ended for another reason.
-
-    Args:
-        launcher_log: end of the launcher's log.
-        code: exit code of the launcher.
-        now: time of the failure, seconds since the epoch.
-    """
-    last = launcher_log.rstrip().rpartition("\n")[2]
-    if code != UNFIT or not last.startswith(_UNFIT_PREFIX):
-        return ()
-    return (Failure(0, code, now, cause=last.removeprefix(_UNFIT_PREFIX)),)
-
-
-def with_tails(
-    failures: tuple[Failure, ...], log_dir: Path, generation: int
-) -> tuple[Failure, ...]:
-    """Return the failures of a round, each with the last lines of its rank's log, unless the
-    launcher has reported other lines.
-
-    Args:
-        failures: the failures.
-        log_dir: directory of the workers' logs.
-        generation: number of the round.
-    """
-    return tuple(
-        f
-        if f.tail
-        else msgspec.structs.replace(f, tail=tail(log_dir / rank_log_name(generation, f.rank)))
-        for f in failures
-    )
-
+from malletrain.protocol.phases import HOLDING, TRAINS, AssignmentPhase
 
 log = logging.getLogger("malletrain.agent")
 
@@ -358,9 +300,8 @@ class NodeJob:
         """
         if self._process is None or self.releasing:
             return
-        entered = self._rounds.get(self.generation)
-        rank = entered.group_rank * self._processes_in(entered) if entered else 0
-        self._last_failures = (Failure(rank, -signal.SIGKILL, time.time(), cause=sentence),)
+        failure = Failure(self._first_rank, -signal.SIGKILL, time.time(), cause=sentence)
+        self._last_failures = (failure,)
         self._servers.sweep(1.0)  # the next step finds that the launcher has ended
 
     # --- messages of the launcher and the workers ---
@@ -536,6 +477,12 @@ class NodeJob:
             return entered.layout.processes
         return self._assign.spec.nproc_per_node
 
+    @property
+    def _first_rank(self) -> int:
+        """The lowest rank on this node; 0 if it is not known."""
+        entered = self._rounds.get(self.generation)
+        return entered.group_rank * self._processes_in(entered) if entered else 0
+
     def _on_launcher_end(self, code: int) -> None:
         self._process = None
         self._servers.sweep(1.0)
@@ -543,10 +490,13 @@ class NodeJob:
             self.phase = AssignmentPhase.SUCCEEDED
             self._report()
             return
-        number = -code if code < 0 else code - 128
-        end = f"with code {code}" if 0 <= code <= 128 else f"by signal {number}"
-        lines = tail(self._launcher_log)
-        self._last_failures = self._last_failures or unfit(lines, code, time.time())
+        number, now, lines = signal_of(code), time.time(), tail(self._launcher_log)
+        end = f"by signal {number}" if number else f"with code {code}"
+        if not self._last_failures and self.phase in HOLDING:
+            self._last_failures = killed(code, self._first_rank, now)
+        elif not self._last_failures:
+            folder = self._assign.spec.workdir
+            self._last_failures = unfit(lines, code, now) or lacks_folder(lines, code, folder, now)
         self._report_exit(lines or f"The launcher ended {end} and said nothing.")
 
     def _report_exit(self, last_words: str) -> None:

@@ -4,17 +4,18 @@ or because the job's software is missing on their nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from malletrain.protocol.failures import by_cause, describe, secondary, starts_again, unfit
-from malletrain.protocol.messages import Assignment
+from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import BROKEN, AssignmentPhase
 from malletrain.rounds.interface import Action, Broke
 
 LOST_PEER_GRACE_FACTOR = 3.0
 """Factor on the failure grace if the errors of all workers are of a lost peer that is not known
-yet.
+yet, or the launcher of that peer was killed.
 """
 
 
@@ -24,6 +25,34 @@ def _by_itself(assignment: Assignment) -> bool:
     """
     codes = [f.exitcode for f in assignment.failures]
     return any(code > 0 for code in codes) and all(code > 0 or code == -15 for code in codes)
+
+
+def _at_fault(assignments: Mapping[str, Assignment]) -> tuple[str, ...]:
+    """Return the nodes on which workers of a round failed by themselves."""
+    return tuple(
+        node
+        for node, assignment in assignments.items()
+        if assignment.generation and not all(map(secondary, assignment.failures))
+    )
+
+
+def _may_die_with_its_node(broken: Mapping[str, Assignment], failures: Sequence[Failure]) -> bool:
+    """Return whether the first cause is that a launcher was killed, and other members lost a peer.
+    The agent of a node that is taken without notice can be the last of its processes to be killed.
+
+    Args:
+        broken: The members that failed, with their reports.
+        failures: Their failures, first causes first.
+    """
+    if not failures or failures[0].exitcode != -signal.SIGKILL:
+        return False
+    killed = {
+        node
+        for node, assignment in broken.items()
+        if assignment.phase is AssignmentPhase.EXITED and failures[0] in assignment.failures
+    }
+    others = (f for node, a in broken.items() if node not in killed for f in a.failures)
+    return bool(killed) and any(map(secondary, others))
 
 
 @dataclass
@@ -108,32 +137,39 @@ class FailureGrace:
         )
         decided = len(broken) == members and all(map(_by_itself, broken.values()))
         if decided and not news_to_come and not secondary(failures[0]):
-            return Broke(failures, describe(failures), expected)
+            return Broke(failures, describe(failures), expected, _at_fault(broken))
         if self.due is None or now < self.due:
             return None
         if news_to_come:
             self.due = now + grace_s
             return None
         limit = self.first_at + LOST_PEER_GRACE_FACTOR * grace_s
-        if failures and secondary(failures[0]) and now < limit:
+        lost_peer = bool(failures) and secondary(failures[0])
+        if (lost_peer or _may_die_with_its_node(broken, failures)) and now < limit:
             self.due = limit
             return None
         exited = all(assignment.phase is AssignmentPhase.EXITED for assignment in broken.values())
         subject = "launcher ended" if exited else "workers failed"
         sentence = f"The {subject} on {', '.join(broken)}."
-        return Broke(failures, describe(failures) if failures else sentence, expected)
+        sentence = describe(failures) if failures else sentence
+        return Broke(failures, sentence, expected, _at_fault(broken))
 
 
-def own_fault(assignment: Assignment) -> list[Action]:
+def own_fault(node: str, assignment: Assignment) -> list[Action]:
     """Return the report of workers that failed while others continue. It is empty unless a script
     failed by itself, which uses up one of the job's tries each time.
+
+    Args:
+        node: The node of the workers.
+        assignment: Its report.
     """
     failures = by_cause(
         f
         for f in assignment.failures
         if f.exitcode > 0 and not starts_again(f) and not secondary(f)
     )
-    return [Broke(failures, describe(failures))] if failures else []
+    nodes = (node,) if assignment.generation else ()
+    return [Broke(failures, describe(failures), nodes=nodes)] if failures else []
 
 
 def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:
@@ -150,5 +186,6 @@ def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:
     to_blame = own or ended
     failures = by_cause(f for assignment in to_blame.values() for f in assignment.failures)
     sentence = f"The launcher ended at once on {', '.join(to_blame)}."
-    broke = Broke(failures, describe(failures) if failures else sentence)
+    sentence = describe(failures) if failures else sentence
+    broke = Broke(failures, sentence, nodes=_at_fault(to_blame))
     return broke, not own

@@ -20,6 +20,10 @@ MAX_SAMPLE_NODES = 512
 """Maximum number of nodes of a job that pool their samples. Every member of a round gets the
 addresses of all of them.
 """
+MAX_RESTARTS = 3
+"""Number of times that a launcher which has come up and ended is started again on its node. Then
+the node is rejected.
+"""
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Holdings:
     """Nodes that another job is still leaving. The launcher starts when that job has left."""
     doubted: set[str] = field(default_factory=set)
     """Nodes on which workers failed while a check decides whether the node is to blame."""
+    restarts: dict[str, set[int]] = field(default_factory=dict)
+    """Node → rounds in which its launcher ended and was started again."""
 
     def is_in(self, node: str, *phases: AssignmentPhase) -> bool:
         """Return whether the last phase of ``node`` is one of ``phases``, of any round."""
@@ -99,6 +105,20 @@ class Holdings:
         self.phases.pop(node, None)
         return [SendAssign(node)]
 
+    def restart_ended(self, nodes: Iterable[str]) -> list[Action]:
+        """Ask those of ``nodes`` whose launchers ended in a round to start them again, unless that
+        happened in too many rounds. A repeated report of an end does not count.
+        """
+        actions: list[Action] = []
+        for node in nodes:
+            if not self.is_in(node, AssignmentPhase.EXITED):
+                continue
+            generation, rounds = self.phases[node].generation, self.restarts.get(node, set())
+            if generation and len(rounds | {generation}) <= MAX_RESTARTS:
+                self.restarts[node] = rounds | {generation}
+                actions += self.assign(node)
+        return actions
+
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """Ask ``nodes`` to release the job, unless they were asked already."""
         actions: list[Action] = []
@@ -109,11 +129,12 @@ class Holdings:
                 actions.append(SendRelease(node))
         return actions
 
-    def take_back(self, node: str, assignment: Assignment) -> None:
-        """Keep ``node``, whose release was not sent yet, for one more round."""
+    def take_back(self, node: str, assignment: Assignment, leaves: bool) -> None:
+        """Keep ``node``, whose release was not sent yet; ``leaves``: only for one more round."""
         self.releasing.discard(node)
         self.note(node, assignment)
-        self.givers = (*self.givers, node)
+        if leaves:
+            self.givers = (*self.givers, node)
 
     def forget(self, node: str) -> None:
         """Forget ``node``, which no longer has anything of the job."""
@@ -122,6 +143,7 @@ class Holdings:
         self.occupied.discard(node)
         self.givers = tuple(n for n in self.givers if n != node)
         self.doubted.discard(node)
+        self.restarts.pop(node, None)
         self.phases.pop(node, None)
 
 

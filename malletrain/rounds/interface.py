@@ -146,6 +146,10 @@ class Broke:
     """Whether the failure does not count: the workers hung, which was reported, or restart after a
     loss.
     """
+    nodes: tuple[str, ...] = ()
+    """Nodes on which workers of a round failed by themselves. Empty for a service, and for
+    launchers that ended before they entered a round.
+    """
 
 
 @dataclass(frozen=True)

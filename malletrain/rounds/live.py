@@ -9,6 +9,8 @@ The differences from :class:`malletrain.rounds.restart.RestartRounds`, in
 * After a lost member or a failed worker, the remaining members form a new round at once, without a
   plan. If the group broke although no member was lost, they form a new round after a short wait.
 * If no staying member has the state, leavers that have it take part in one more round.
+* A leaver that is planned again before it is released goes on with its state, unless a newer round
+  runs.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from malletrain.rounds.interface import (
     NodesRejected,
     RoundStage,
     SendAbort,
+    SendAssign,
     SendRelease,
 )
 from malletrain.rounds.restart import RestartRounds
@@ -95,7 +98,8 @@ class LiveRounds(RestartRounds):
             and not self._holds_state(node)
         )
         actions = super().phase(node, assignment, now)
-        is_new = node in self.holdings.phases and assignment != before
+        counts = node in self.holdings.phases or SendAssign(node) in actions  # and starts again
+        is_new = counts and assignment != before
         if self.stage is not RoundStage.COMPLETED and is_new:
             report = Occurrence(RoundEvent.REPORTED, now, node, assignment)
             if assignment.phase is AssignmentPhase.LOST:
@@ -297,9 +301,11 @@ class LiveRounds(RestartRounds):
         self._complete_by = self._gone_at = None
         if self.whole():  # its last member may have come to run while the job awaited joiners
             self._group = self.members
+        actions: list[Action] = []
         if self.target and not self.survivors():
+            actions = self._plan_leavers_again()
             self._keep_for_one_round()
-        actions = self._form(occurrence, because_lost=self.lost_member)
+        actions += self._form(occurrence, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
         # If no round is formed, no later event releases the leavers.
         return actions + self._release_leavers() if self.stage is RoundStage.IDLE else actions
@@ -311,13 +317,39 @@ class LiveRounds(RestartRounds):
         staying, joining = self._staying_and_joining()
         return (*staying, *self.settings.by_host(joining))
 
+    def await_joiners(self, occurrence: Occurrence) -> list[Action]:
+        """Take back or release the leavers that are planned again, and wait for the launchers of
+        the target; for a shorter time if the remaining members could train.
+        """
+        return [*self._plan_leavers_again(), *super().await_joiners(occurrence)]
+
+    def _plan_leavers_again(self) -> list[Action]:
+        """Take back the leavers that are in the target, with their state. Those that have none, or
+        an older one than a round that runs, are released now, and are then started again.
+        """
+        actions: list[Action] = []
+        for node in [n for n in self.target if n in self._leavers]:
+            assignment = self._leaver_with_state(node)
+            del self._leavers[node]
+            if assignment is None or self.whole():
+                actions.append(SendRelease(node))
+            else:
+                self.holdings.take_back(node, assignment, leaves=False)
+        return actions
+
     def _keep_for_one_round(self) -> None:
         """Keep leavers that hold the state for one more round, in which they pass it on."""
-        for node in sorted(self._leavers.keys() - self.holdings.unreachable):
-            assignment = self._leavers[node]
-            if assignment and assignment.phase in HOLDING and assignment.generation:
+        for node in sorted(self._leavers):
+            if assignment := self._leaver_with_state(node):
                 del self._leavers[node]
-                self.holdings.take_back(node, assignment)
+                self.holdings.take_back(node, assignment, leaves=True)
+
+    def _leaver_with_state(self, node: str) -> Assignment | None:
+        """Return the last assignment of a leaver; None if it does not hold the job's state."""
+        assignment = self._leavers[node]
+        if assignment is None or node in self.holdings.unreachable:
+            return None
+        return assignment if assignment.phase in HOLDING and assignment.generation else None
 
     def resume(self, occurrence: Occurrence) -> list[Action]:
         """Note that the newest round runs, and release the leavers of the group before it."""
@@ -426,7 +458,7 @@ class LiveRounds(RestartRounds):
         """
         node = occurrence.node
         assert occurrence.assignment is not None
-        fault = own_fault(occurrence.assignment)
+        fault = own_fault(node, occurrence.assignment)
         if fault:
             self.failure.told_of = self.generation
         if fault or self._enough(self.survivors()):

@@ -344,26 +344,40 @@ class RestartRounds(RoundMachine, NodeHolder):
         """Wait for the launchers of the target; for a shorter time if the remaining members could
         train.
         """
-        idle = not self.whole() and self._enough(self.survivors())
-        if idle and self.lost_member:
+        if self.lost_member and self._enough(self.survivors()):
             return self.form(occurrence)
-        wait_s = self.settings.warmup_blocking_s if idle else self.settings.warmup_s
         self.stage = WARMING
-        self.deadline = self._joiners_until or occurrence.now + wait_s
+        self.deadline = self._joiners_until or occurrence.now + self._joiners_s
         return self.check_joiners(occurrence)
+
+    @property
+    def _joiners_s(self) -> float:
+        """Maximum time for joiners to start, seconds."""
+        idle = not self.whole() and self._enough(self.survivors())
+        return self.settings.warmup_blocking_s if idle else self.settings.warmup_s
 
     def check_joiners(self, occurrence: Occurrence) -> list[Action]:
         """Continue if the launchers of the target are ready, or if the wait for them is over.
-        Reject nodes whose launchers ended or did not start in time.
+        Reject nodes whose launchers ended at once or too often, or did not start in time.
         """
         now, taken = occurrence.now, self._joiners_until is not None
         ready = [n for n in self.target if self.ready(n)]
+        in_time = self.deadline is None or now < self.deadline
+        restarts = bool(ready) and (in_time or taken)
+        actions = self.holdings.restart_ended(self.target) if restarts else []
+        if actions and in_time:
+            until = now + self._joiners_s
+            self.deadline = until if self.deadline is None else min(self.deadline, until)
         ended = [n for n in self.target if self.is_in(n, AssignmentPhase.EXITED)]
         coming = [n for n in self.target if n not in ready and n not in ended]
-        actions: list[Action] = []
         if ended and ready:  # it starts elsewhere, so the job did not fail
-            actions += self.reject(ended, "the launcher ended there at once")
-        if coming and (self.deadline is None or now < self.deadline):
+            at_once = [n for n in ended if not self.holdings.phases[n].generation]
+            again = [n for n in ended if n not in at_once]
+            actions += self.reject(at_once, "the launcher ended there at once") if at_once else []
+            actions += (
+                self.reject(again, "the launcher ended there again and again") if again else []
+            )
+        if coming and in_time:
             return actions
         occupied = [n for n in coming if n in self.holdings.occupied]
         if occupied and not taken:

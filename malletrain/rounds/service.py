@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from malletrain.protocol.failures import by_cause, describe, unfit
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, UP, AssignmentPhase
-from malletrain.rounds.holdings import Holdings, NodeHolder
+from malletrain.rounds.holdings import MAX_RESTARTS, Holdings, NodeHolder
 from malletrain.rounds.interface import (
     Action,
     AllUp,
@@ -351,10 +351,6 @@ class ServiceRounds(NodeHolder):
             return []
         self.stage, self.deadline = RoundStage.COMPLETED, None
         return [WorkersDone()]
-
-
-MAX_RESTARTS = 3
-"""Maximum number of times that the launcher is started again on a node."""
 
 
 @dataclass

@@ -93,21 +93,28 @@ def test_all_points(tmp_path, kind, nodes):
             more = view.samples > before and len(view.nodes) == site.nodes
             return more and site.scheduler_leases() == site.daemon_leases()
 
+        def rounds_formed():
+            return len(site.events("round-formed", job))
+
+        def on_all_nodes():
+            newest = site.events("round-formed", job)[-1]
+            return f"has {site.nodes} members" in newest.sentence
+
         def is_over(rounds, victim, lease):
             """Whether the job is on all nodes in a round after the first ``rounds``, and a node
             that was taken is back.
             """
-            formed = site.events("round-formed", job)
-            on_all = len(formed) > rounds and f"has {site.nodes} members" in formed[-1].sentence
-            return on_all and trains(0.0) and site.scheduler_leases().get(victim) != lease
+            new = rounds_formed() > rounds and on_all_nodes()
+            return new and trains(0.0) and site.scheduler_leases().get(victim) != lease
 
         site.until(lambda: trains(0.0), "it trains on all nodes")
         rows = [(do, point) for do, points in TRAININGS[kind].items() for point in points]
         for number, (provocation, point) in enumerate(rows):
+            rounds = rounds_formed()  # none of them is one that follows from the point
             site.arm(point)
-            came = False
+            came, in_steps = False, False
             while not came:  # a change that another overtakes may pass none of the points
-                rounds, leases = len(site.events("round-formed", job)), site.scheduler_leases()
+                leases = site.scheduler_leases()
                 victim = sorted(leases)[number % site.nodes] if provocation else "none"
                 if provocation:
                     {"lose": site.lose, "want": site.want}[provocation](victim)
@@ -116,17 +123,27 @@ def test_all_points(tmp_path, kind, nodes):
                     lambda at=before, point=point: site.came_to(point) or is_over(*at),
                     f"a process comes to {point.name}, or all nodes are back",
                 )
+                rounds = rounds_formed()  # counted before the look: they precede a later strike
                 came = site.came_to(point)
                 if not came:  # the round has formed; its first steps may pass the point
+                    before = rounds, *before[1:]
                     steps = site.job(job).samples + SAMPLES_OF_A_ROUND
                     site.until(
                         lambda at=steps, point=point: site.came_to(point) or trains(at),
                         f"a process comes to {point.name}, or the new round trains",
                     )
-                    came = site.came_to(point)
+                    came = in_steps = site.came_to(point)
             site.struck(point)
             what = f"{point.name} ({provocation})"
-            site.until(lambda at=before: is_over(*at), f"all nodes are back after {what}")
+            steps = site.job(job).samples + SAMPLES_OF_A_ROUND
+            site.until(
+                # No round follows if the process was none of the newest round: a fork server that
+                # no job used, or a worker that was being stopped.
+                lambda at=before, late=in_steps, steps=steps: (
+                    is_over(*at) or (late and trains(steps) and on_all_nodes())
+                ),
+                f"all nodes are back after {what}",
+            )
             samples = site.job(job).samples
             site.until(lambda at=samples: trains(at), f"it goes on after {what}")
         done = ChaosJob(job, kind, site.work)

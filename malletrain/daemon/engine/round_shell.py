@@ -32,7 +32,6 @@ from malletrain.daemon.site.logs import AuditLog
 from malletrain.protocol import messages
 from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.protocol.failures import secondary
 from malletrain.protocol.views import NetworkView
 from malletrain.rounds.interface import (
     Action,
@@ -224,8 +223,8 @@ class RoundShell:
             self._feed(RoundInterrupted(run.row.id))
             return
         first = action.failures[0] if action.failures else None
-        if len(failed_nodes := self._nodes_of(run, action)) == 1:
-            name, [node] = run.spec.sweep or run.row.id, failed_nodes
+        if len(action.nodes) == 1:
+            name, [node] = run.spec.sweep or run.row.id, action.nodes
             self._failing.failed(name, run.spec.script, node, self._clock.now())
         fallback = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
         failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else fallback
@@ -244,13 +243,6 @@ class RoundShell:
             exit_code=None if first is None else first.exitcode,
         )
         self._feed(WorkersFailed(run.row.id, sentence))
-
-    def _nodes_of(self, run: ActiveJob, action: Broke) -> set[str]:
-        """Return the nodes on which workers failed by themselves."""
-        layout, members = self._layouts.of_round(run), run.rounds.members
-        each = run.spec.nproc_per_node if layout is None else layout.processes
-        places = {f.rank // each for f in action.failures if each and not secondary(f)}
-        return {members[place] for place in places if 0 <= place < len(members)}
 
     def _assign(self, run: ActiveJob, node: str) -> messages.Assign:
         jobs, chosen = self._config.jobs, self.networks([node])

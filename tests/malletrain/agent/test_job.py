@@ -171,6 +171,58 @@ def test_a_launcher_that_ends_is_reported_and_can_be_started_again(daemon, start
     daemon.expect("n0", messages.Phase, phase="running", generation=2)
 
 
+KILLED = OBEDIENT.replace('sys.exit("left of its own accord")', "os.kill(os.getpid(), 9)")
+"""A launcher that is killed where the obedient one leaves."""
+FAILS_AND_IS_KILLED = OBEDIENT.replace(
+    "newer = [next_message(messages.Round)]",
+    """while not os.path.exists(os.path.join(order.spec.workdir, "kill")):
+                    end.receive(0.02)
+                os.kill(os.getpid(), 9)""",
+)
+"""One that is killed after its worker has failed."""
+IGNORES_RELEASE = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say("ready")
+join()
+while True:
+    time.sleep(0.02)
+"""
+
+
+def test_a_launcher_that_is_killed_while_its_workers_run_is_a_failure(daemon, start, tmp_path):
+    start()
+    assign(daemon, tmp_path, KILLED, nproc_per_node=2)
+    daemon.expect("n0", messages.Phase, phase="ready")
+    daemon.send("n0", messages.Round("j1", 1, 3, 4))
+    daemon.expect("n0", messages.Phase, phase="running")
+    (tmp_path / "leave").touch()
+    (failure,) = daemon.expect("n0", messages.Phase, phase="exited").assignment.failures
+    assert (failure.rank, failure.exitcode, failure.tail) == (6, -9, "")
+    assert failure.cause == "The launcher was killed; often the node ran out of memory."
+
+
+def test_a_launcher_that_is_killed_after_its_worker_failed_keeps_that_failure(
+    daemon, start, tmp_path
+):
+    start()
+    running(daemon, tmp_path, FAILS_AND_IS_KILLED)
+    (tmp_path / "fail").touch()
+    failed = daemon.expect("n0", messages.Phase, phase="failed")
+    (tmp_path / "kill").touch()
+    exited = daemon.expect("n0", messages.Phase, phase="exited")
+    assert exited.assignment.failures == failed.assignment.failures
+
+
+def test_a_launcher_that_the_agent_kills_at_a_release_is_no_failure(daemon, start, tmp_path):
+    start()
+    running(daemon, tmp_path, IGNORES_RELEASE)
+    since = len(daemon.seen)
+    daemon.send("n0", messages.Release("j1", 0.0))
+    daemon.expect("n0", messages.Released, job="j1")
+    assert not [m for _, m in daemon.seen[since:] if isinstance(m, messages.Phase)]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -191,7 +243,12 @@ def test_a_launcher_that_cannot_start_says_why(daemon, start, tmp_path, fields, 
         **fields,
     }
     daemon.send("n0", messages.Assign("j1", messages.JobSpec(**values)))
-    assert words in daemon.expect("n0", messages.Phase, phase="exited").tail
+    phase = daemon.expect("n0", messages.Phase, phase="exited")
+    assert words in phase.tail
+    causes = [f.cause for f in phase.assignment.failures]
+    assert causes == (
+        ["There is no folder /no/such/directory on this node."] if "workdir" in fields else []
+    )
 
 
 def test_assigning_twice_starts_one_launcher(daemon, start, tmp_path):

@@ -1,4 +1,4 @@
-"""Command and environment of a launcher; and what is understood of torchrun's own words."""
+"""Command and environment of a launcher."""
 
 import os
 import sys
@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from malletrain.agent.jobrun import stock_failures, unfit
 from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,
@@ -20,7 +19,6 @@ from malletrain.elastic.link import Place
 from malletrain.launch import script, worker_variables
 from malletrain.launch.torchrun import stock_arguments
 from malletrain.protocol import messages
-from malletrain.protocol.failures import describe
 from malletrain.protocol.launcher_channel import LaunchOrder
 
 
@@ -212,23 +210,6 @@ def test_setup_is_the_only_text_a_shell_reads(tmp_path):
     assert made[:2] == ["bash", "-c"]
     assert "module load python" in made[2]
     assert "$(boo)" not in made[2]
-
-
-def test_an_environment_that_is_not_fit_is_told_in_the_sentence_of_its_log():
-    log = "Lmod: unknown module\nmalletrain: The module 'x' cannot be loaded.\n"
-    (failure,) = unfit(log, 78, 5.0)
-    assert (failure.exitcode, failure.cause) == (78, "The module 'x' cannot be loaded.")
-    assert describe([failure]) == "The module 'x' cannot be loaded."
-    assert unfit(log, 1, 5.0) == unfit("malletrain: x\nTraceback", 78, 5.0) == ()
-
-
-def test_torchruns_words_on_a_failure():
-    text = (
-        "E0101 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n"
-        "E0101 api.py:1002] failed (exitcode: -11) local_rank: 1 (pid: 9) of binary: python\n"
-    )
-    assert stock_failures(text, 3, 2, 5.0) == (messages.Failure(7, -11, 5.0),)
-    assert stock_failures("nothing of the kind", 3, 2, 5.0) == ()
 
 
 def test_pauses_between_attempts_grow_and_are_spread():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import pytest
+
 from malletrain.core.events import RoundInterrupted, WorkersFailed
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.rounds.interface import Broke
@@ -17,11 +19,11 @@ RUN = SimpleNamespace(
 )
 
 
-def shell_of(fed, *, layout_failed=False):
+def shell_of(fed, *, layout_failed=False, failing=None):
     """A shell whose events for the controller are in ``fed``."""
     layouts = MagicMock()
     layouts.failed.return_value, layouts.of_round.return_value = layout_failed, None
-    others = (MagicMock() for _ in range(3))
+    others = (MagicMock(), MagicMock(), failing or MagicMock())
     return RoundShell(
         *(MagicMock() for _ in range(5)), fed.append, *others, layouts, members_changed=MagicMock()
     )
@@ -40,3 +42,11 @@ def test_workers_that_end_of_a_hang_are_planned_anew_and_cost_no_try():
     assert fed == [RoundInterrupted("j1")]
     shell.act(RUN, [Broke((), "They failed.")])
     assert [type(event) for event in fed[1:]] == [WorkersFailed]
+
+
+@pytest.mark.parametrize("nodes", [(), ("n1",), ("n1", "n2")])
+def test_a_failure_counts_for_its_node_if_it_is_of_one(nodes):
+    failing = MagicMock()
+    shell_of([], failing=failing).act(RUN, [Broke((), "They failed.", nodes=nodes)])
+    counted_for = [call.args[2] for call in failing.failed.call_args_list]
+    assert counted_for == (["n1"] if nodes == ("n1",) else [])

@@ -204,7 +204,7 @@ def test_only_a_worker_that_asks_is_started_again(launch, tmp_path, asks):
     assert (failure.rank, failure.exitcode) == (1, 75)
     assert starts_again(failure) == asks
     assert describe([failure]) == "Rank 1 exited with code 75."
-    assert bool(own_fault(assignment)) != asks
+    assert bool(own_fault("n0", assignment)) != asks
 
 
 # A launcher that looks for the ends of its workers before it has read any of their lines.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.holdings import MAX_RESTARTS
 from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
@@ -13,7 +14,7 @@ from malletrain.rounds.interface import (
     SendRelease,
     SendView,
 )
-from malletrain.rounds.service import MAX_RESTARTS, FarmRounds
+from malletrain.rounds.service import FarmRounds
 
 SETTINGS = RoundSettings(warmup_s=60.0, drain_s=10.0, failure_grace_s=2.0)
 

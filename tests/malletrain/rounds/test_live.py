@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+from malletrain.protocol.messages import Failure
+from malletrain.rounds.holdings import MAX_RESTARTS
 from malletrain.rounds.interface import (
     Broke,
     NodesRejected,
@@ -154,6 +156,108 @@ def test_a_joiner_may_fail_a_few_times_before_its_node_is_rejected():
             live.says("c", "ready", 0)  # started again for the round
 
 
+def without_its_launcher() -> Live:
+    """The launcher on c was killed, and the others train without it."""
+    live = Live("a", "b", "c")
+    actions = live.says("c", "exited", 1, KILLED)
+    assert rounds(actions) == [("a", "b")]
+    assert not of(NodesRejected, actions)
+    assert not of(Broke, actions)
+    return live
+
+
+def test_a_launcher_that_ended_in_a_round_is_started_again_while_the_others_train():
+    live = without_its_launcher()
+    actions = live.run()
+    assert of(SendAssign, actions) == [SendAssign("c")]
+    assert not of(NodesRejected, actions)
+    assert live.rounds.whole()
+    assert live.rounds.next_wakeup() == live.now + live.rounds.settings.warmup_s
+    assert rounds(live.says("c", "ready", 0)) == [("a", "b", "c")]
+    assert of(WorkersRunning, live.run())
+
+
+def test_a_node_that_is_lost_after_its_launcher_had_ended_is_not_rejected():
+    """Its processes were killed one after another, the agent last."""
+    live = without_its_launcher()
+    live.run()
+    live.now += 3.0
+    actions = live.rounds.gone("c", live.now)
+    assert actions == [WorkersRunning(2, ("a", "b"))]
+    assert live.rounds.stage is RoundStage.RUNNING
+    assert live.rounds.next_wakeup() is None
+
+
+def test_a_node_is_rejected_when_its_launcher_has_ended_in_too_many_rounds():
+    live = Live("a", "b", "c")
+    for number in range(1, MAX_RESTARTS + 2):
+        assert live.rounds.members == ("a", "b", "c")
+        live.says("c", "exited", live.rounds.generation, KILLED)
+        actions = live.run()
+        assert bool(of(SendAssign, actions)) == (number <= MAX_RESTARTS)
+        assert bool(of(NodesRejected, actions)) == (number > MAX_RESTARTS)
+        if number <= MAX_RESTARTS:
+            live.says("c", "ready", 0)
+            live.run()
+    assert of(NodesRejected, actions) == [
+        NodesRejected(("c",), "the launcher ended there again and again")
+    ]
+    assert live.rounds.stage is RoundStage.RUNNING
+    assert live.rounds.target == ("a", "b")
+    live.rounds.gone("c", live.now)
+    live.rounds.move(("a", "b", "c"), live.now)
+    live.says("c", "ready", 0)
+    live.run()
+    live.says("c", "exited", live.rounds.generation, KILLED)
+    assert of(SendAssign, live.run()), "what was before it was lost does not count"
+
+
+def test_repeated_reports_of_one_end_start_a_launcher_again_and_do_not_reject_its_node():
+    """The connection ended each time before the node heard that it has to start it."""
+    live = without_its_launcher()
+    live.run()
+    for _ in range(MAX_RESTARTS + 1):
+        assert live.says("c", "exited", 1, KILLED) == [SendAssign("c")]
+    assert rounds(live.says("c", "ready", 0)) == [("a", "b", "c")]
+
+
+def test_a_launcher_that_ends_before_its_first_round_has_its_node_rejected_at_once():
+    live = Live("a", "b")
+    live.rounds.move(("a", "b", "c"), live.now)
+    actions = live.says("c", "exited", 0)
+    assert of(NodesRejected, actions) == [NodesRejected(("c",), "the launcher ended there at once")]
+    live = without_its_launcher()
+    live.run()
+    assert of(NodesRejected, live.says("c", "exited", 0)), "it was started again, and ended at once"
+
+
+def test_a_launcher_that_ends_while_a_joiner_is_awaited_does_not_stop_the_others():
+    live = Live("a", "b", "c")
+    live.rounds.move(("a", "b", "c", "d"), live.now)
+    live.now += 1.0
+    actions = live.says("c", "exited", 1, KILLED)
+    assert of(SendAssign, actions) == [SendAssign("c")]
+    assert aborts(actions) == {("a", 1), ("b", 1)}
+    assert rounds(actions) == [("a", "b")], "the others wait for nobody"
+    assert not of(NodesRejected, live.run())
+    live.says("c", "ready", 0)
+    assert rounds(live.says("d", "ready", 0)) == [("a", "b", "c", "d")]
+
+
+def test_a_launcher_that_ends_while_another_node_is_taken_is_started_again():
+    """The plan without c was made while the round without the failed worker on a was formed."""
+    live = Live("a", "b", "c")
+    live.fails("a")
+    live.rounds.move(("a", "b"), live.now, 30.0)
+    live.says("a", "exited", 1, KILLED)
+    actions = live.run()
+    assert not of(NodesRejected, actions)
+    assert of(SendAssign, actions) == [SendAssign("a")]
+    assert rounds(actions) == [("b",)], "the round does not wait, because c is taken"
+    live.run()
+    assert rounds(live.says("a", "ready", 0)) == [("b", "a")]
+
+
 def test_a_group_that_broke_by_itself_is_formed_anew_after_a_moment():
     live = Live("a", "b")
     assert not live.says("a", "lost")
@@ -183,10 +287,10 @@ def test_nobody_waits_for_a_node_that_cannot_be_reached():
     ("failure", "counts"), [(KILLED, False), (RAISED, True), (LOST_PEER, False), (GAVE_UP, False)]
 )
 def test_a_script_that_fails_by_itself_uses_up_a_try_while_the_others_go_on(failure, counts):
-    live = Live("a", "b")
+    live = Live("a", "b", "c")
     actions = live.fails("b", failure)
-    assert bool(of(Broke, actions)) == counts
-    assert rounds(actions) == [("a",)]
+    assert [a.nodes for a in of(Broke, actions)] == ([("b",)] if counts else [])
+    assert rounds(actions) == [("a", "c")], "b is no member any more, and its rank was not 0"
     assert live.rounds.stage is RoundStage.FORMING
 
 
@@ -225,6 +329,7 @@ def test_too_few_survivors_wait_for_a_plan():
         ("failed", [KILLED], "Rank 0 was killed by signal 9; often the node ran out of memory."),
         ("failed", [RAISED], "Rank 0 exited with code 1. Its last line: ValueError: oops"),
         ("exited", [], "The launcher ended on b."),
+        ("exited", [KILLED], "Rank 0 was killed by signal 9; often the node ran out of memory."),
     ],
 )
 @pytest.mark.parametrize("heard_first", [True, False])
@@ -325,6 +430,55 @@ def test_a_leaver_gives_the_state_where_two_stayed_and_both_fail_one_after_the_o
     live.rounds.move(("a", "b"), live.now, 15.0)
     live.says("a", "ready", 0)
     assert rounds(live.says("b", "ready", 0)) == [("c", "a", "b")]
+
+
+def planned_again(phase: str, *failures: Failure) -> tuple[Live, list]:
+    """b goes on and a leaves; before the round of b runs, b is taken, and a is planned again."""
+    live = Live("a", "b")
+    assert rounds(live.rounds.move(("b",), live.now)) == [("b",)]
+    live.says("a", phase, 1, *failures)
+    return live, live.rounds.move(("a",), live.now, 30.0)
+
+
+@pytest.mark.parametrize("phase", ["running", "lost"])
+def test_a_leaver_that_is_planned_again_goes_on_with_its_state(phase):
+    live, actions = planned_again(phase)
+    assert rounds(actions) == [("a",)]
+    assert not of(SendRelease, actions), "b may have to give the state if a fails"
+    assert live.run() == [WorkersRunning(3, ("a",)), SendRelease("b")]
+
+
+@pytest.mark.parametrize(
+    ("phase", "failures"), [("failed", (KILLED,)), ("exited", (KILLED,)), ("exited", ())]
+)
+def test_a_leaver_that_is_planned_again_without_its_state_is_started_again(phase, failures):
+    live, actions = planned_again(phase, *failures)
+    assert actions == [SendRelease("a")]
+    assert live.rounds.released("a", live.now) == [SendAssign("a")]
+    live.run()
+    assert of(SendDrain, live.says("a", "ready", 0)), "b has the state"
+    assert rounds(live.rounds.drained("b", 2, live.now)) == [("a",)]
+
+
+def test_a_leaver_whose_group_went_on_without_it_is_started_again_when_it_is_planned_again():
+    live = Live("a", "b")
+    live.rounds.move(("b",), live.now)
+    live.rounds.move(("c",), live.now)
+    live.run()  # b trains while c starts
+    assert of(SendDrain, live.says("c", "ready", 0))
+    assert live.rounds.move(("a",), live.now) == [SendRelease("c")]
+    actions = live.rounds.drained("b", 2, live.now)
+    assert SendRelease("a") in actions
+    assert not rounds(actions), "its state is older than what b has saved"
+    assert live.rounds.released("a", live.now) == [SendAssign("a")]
+    assert rounds(live.says("a", "ready", 0)) == [("a",)]
+
+
+def test_a_leaver_goes_on_alone_where_all_others_are_lost():
+    live = Live("a", "b")
+    live.rounds.move(("b",), live.now)
+    live.rounds.gone("b", live.now)
+    assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
 
 
 def test_a_leaver_is_let_go_when_those_that_are_left_after_a_failure_have_a_round():

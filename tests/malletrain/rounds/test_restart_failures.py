@@ -69,6 +69,78 @@ def test_a_crash_that_may_be_a_loss_waits_although_every_member_tells_it(code, t
     assert [type(action) for action in actions] == [Broke]
 
 
+KILLED = Failure(1, -9, 110.3, cause="The launcher was killed.")
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_killed_launcher_is_the_first_cause_and_may_be_the_beginning_of_a_loss(first):
+    r = running("a", "b")
+    for node in (first, "ab".replace(first, "")):
+        if node == "a":
+            assert fails(r, 110.0, "a", tail=CLOSED) == []
+        else:
+            assert says(r, 110.0, "exited", "b", generation=1, failures=(KILLED,)) == []
+    assert r.tick(112.0) == [], "the agent of a node that is taken can be killed last"
+    assert r.tick(115.9) == []
+    (broke,) = r.tick(116.0)
+    assert broke.failures[0] == KILLED
+    assert broke.sentence == "Rank 1 was killed by signal 9: The launcher was killed."
+    assert SendAssign("b") in r.move(("a", "b"), 117.0)
+
+
+def test_a_node_that_is_lost_after_its_launcher_was_killed_is_no_failure():
+    r = running("a", "b")
+    says(r, 110.0, "exited", "b", generation=1, failures=(KILLED,))
+    fails(r, 110.2, "a", tail=CLOSED)
+    assert r.tick(112.0) == []
+    r.gone("b", 113.0)
+    assert r.tick(120.0) == []
+    assert r.move(("a",), 121.0)[0] == SaveRound(2, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("phase", "tail", "why"),
+    [
+        ("exited", "ValueError: bad batch", "the script of another member failed by itself"),
+        ("failed", CLOSED, "a worker was killed, and its launcher lives"),
+    ],
+)
+def test_a_crash_that_is_no_loss_does_not_wait_for_one(phase, tail, why):
+    r = running("a", "b", "c")
+    says(r, 110.0, phase, "b", generation=1, failures=(KILLED,))
+    fails(r, 110.2, "a", tail=tail)
+    assert [type(action) for action in r.tick(112.0)] == [Broke], why
+
+
+@pytest.mark.parametrize(
+    ("reports", "nodes", "why"),
+    [
+        ({"a": (1, CLOSED), "b": (1, "ValueError: oops")}, ("b",), "a lost its peer"),
+        ({"a": (-15, ""), "b": (-11, "")}, ("b",), "a was stopped"),
+        ({"a": (1, "ValueError: oops"), "b": (1, "ValueError: oops")}, ("a", "b"), "both raised"),
+        ({"b": (1, "ValueError: oops")}, ("b",), "a has not noticed"),
+    ],
+)
+def test_a_failure_names_the_nodes_on_which_workers_failed_by_themselves(reports, nodes, why):
+    r = running("a", "b")
+    actions = []
+    for rank, (node, (code, tail)) in enumerate(reports.items()):
+        actions += fails(r, 110.0, node, rank=rank, code=code, tail=tail)
+    (broke,) = actions or r.tick(112.0)
+    assert broke.nodes == nodes, why
+
+
+def test_a_launcher_that_entered_no_round_is_the_fault_of_no_node_of_the_last_one():
+    """Its workers have no rank, and a, which had rank 0, ran well."""
+    r = running("a", "b")
+    r.gone("a", 110.0)
+    r.gone("b", 110.0)
+    r.move(("c",), 111.0)
+    missing = Failure(0, 126, 112.0, cause="There is no folder /x on this node.")
+    (broke,) = says(r, 112.0, "exited", "c", failures=(missing,))
+    assert (broke.failures, broke.nodes) == ((missing,), ())
+
+
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():
     r = running("a", "b")
     r.doubt("b", False)

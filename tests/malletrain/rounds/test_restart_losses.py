@@ -226,6 +226,40 @@ def test_a_launcher_that_ends_on_one_node_has_that_node_rejected():
     assert actions[2:] == [SaveRound(1, ("a",)), SendRound("a", 1, 0, 1, None)]
 
 
+def test_a_member_whose_launcher_ends_while_a_joiner_is_awaited_is_started_again():
+    r = running("a", "b", "c")
+    r.move(("a", "b", "c", "d"), 110.0)
+    assert r.deadline == 170.0
+    assert says(r, 112.0, "exited", "c", generation=1) == [SendAssign("c")]
+    assert r.deadline == 127.0, "the others stand still"
+    assert r.tick(114.0) == []
+    assert says(r, 120.0, "exited", "c", generation=1) == [SendAssign("c")], "a repeated report"
+    assert r.deadline == 127.0
+    says(r, 121.0, "ready", "c")
+    assert says(r, 122.0, "ready", "d")[0] == SaveRound(2, ("a", "b", "c", "d"))
+
+
+def test_a_launcher_that_is_started_again_gets_no_more_time_than_a_joiner():
+    r = running("a", "b", "c")
+    r.move(("a", "b", "c", "d"), 110.0)
+    says(r, 112.0, "exited", "c", generation=1)
+    assert r.tick(114.0) == []
+    assert r.tick(127.0) == [
+        SendRelease("c"),
+        SendRelease("d"),
+        NodesRejected(("c", "d"), "the launcher did not come up there in time"),
+        SaveRound(2, ("a", "b")),
+        SendRound("a", 2, 0, 2, None),
+    ]
+
+
+def test_without_the_member_whose_launcher_ended_too_few_wait_as_long_as_for_any_joiner():
+    r = running("a", "b", low=2)
+    r.move(("a", "b", "c"), 110.0)
+    assert says(r, 112.0, "exited", "b", generation=1) == [SendAssign("b")]
+    assert r.deadline == 170.0
+
+
 def test_a_setup_that_fails_everywhere_is_the_jobs_fault_and_spoils_no_node():
     r = RestartRounds(SETTINGS)
     r.move(("a", "b", "c"), 0.0)

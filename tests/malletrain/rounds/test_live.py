@@ -449,6 +449,13 @@ def test_a_leaver_that_is_planned_again_goes_on_with_its_state(phase):
     assert live.run() == [WorkersRunning(3, ("a",)), SendRelease("b")]
 
 
+def test_the_node_whose_round_was_aborted_gives_the_state_if_the_leaver_fails():
+    live, _ = planned_again("running")
+    assert live.says("b", "lost", 2) == []  # its worker waits
+    live.says("a", "failed", 1, RAISED)
+    assert rounds(live.rounds.move(("a",), live.now)) == [("b", "a")]
+
+
 @pytest.mark.parametrize(
     ("phase", "failures"), [("failed", (KILLED,)), ("exited", (KILLED,)), ("exited", ())]
 )

@@ -10,7 +10,7 @@ The differences from :class:`malletrain.rounds.restart.RestartRounds`, in
   plan. If the group broke although no member was lost, they form a new round after a short wait.
 * If no staying member has the state, leavers that have it take part in one more round.
 * A leaver that is planned again before it is released goes on with its state, unless a newer round
-  runs.
+  runs. The round of those that take its place is aborted.
 """
 
 from __future__ import annotations
@@ -301,14 +301,23 @@ class LiveRounds(RestartRounds):
         self._complete_by = self._gone_at = None
         if self.whole():  # its last member may have come to run while the job awaited joiners
             self._group = self.members
+        before = self.generation, () if self.whole() else self.members
         actions: list[Action] = []
         if self.target and not self.survivors():
             actions = self._plan_leavers_again()
             self._keep_for_one_round()
         actions += self._form(occurrence, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
+        actions += self._abort_round_of_leavers(*before)
         # If no round is formed, no later event releases the leavers.
         return actions + self._release_leavers() if self.stage is RoundStage.IDLE else actions
+
+    def _abort_round_of_leavers(self, generation: int, members: tuple[str, ...]) -> list[Action]:
+        """Abort a round that was not completed, if all its ``members`` are leavers by now. They are
+        not in the newest round, and would train in that one until they are released.
+        """
+        leave = generation < self.generation and set(members) <= self._leavers.keys()
+        return [SendAbort(node, generation) for node in members] if leave else []
 
     def _next_members(self) -> tuple[str, ...]:
         """Return the members of the next round in rank order. Those that hold state come first and

@@ -110,6 +110,37 @@ for epoch in sampler.epochs(2):
     note(f"evaluated {epoch}")
 """
 )
+# Both ranks wait in their third step. Momentum makes the weights depend on the order of the steps,
+# and all numbers are exact on any number of ranks. The node that "go" names waits until it has
+# heard that round 2 is over.
+IN_A_STEP = (
+    COMMON.replace("batch_size=16", "batch_size=16, shuffle=False")
+    + """
+from malletrain import elastic
+rank = lambda: run.rank
+torch.nn.init.zeros_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler)
+net = run.ddp(model)
+data = torch.arange(64.0).reshape(-1, 1).repeat(1, 4)
+loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+for epoch in sampler.epochs(2):
+    for batch in run.batches(loader):
+        with run.step() as step:
+            optimizer.zero_grad()
+            if step.generation == 1 and run.steps_done == 2:
+                note("waits")
+                wait_for("go")
+                taken = open("go").read() == os.environ["MALLETRAIN_NODE"]
+                while taken and 2 not in run.membership._aborted:
+                    time.sleep(0.02)
+            (net(batch).mean() * run.loss_weight).backward()
+            optimizer.step()
+        if not step.aborted:
+            note(f"step {run.steps_done}:")
+note(f"weights {model.weight[0].tolist()} after {run.steps_done} steps:")
+"""
+)
 SCRIPTS = {"restart": RESTART, "live": LIVE, "plain": PLAIN}
 WAITS = "a rescale waits for that"
 ONCE = sorted(
@@ -276,3 +307,45 @@ def test_one_process_of_a_node_that_is_done_makes_a_change_wait(shared):
     assert shared.until_state(job, "completed", "failed").state == "completed"
     assert len(notes(shared)) == 12
     assert len(shared.events("round-formed", job=job)) == 1
+
+
+def weights_of_in_a_step():
+    """The weights after an undisturbed run of that script."""
+    weight = velocity = 0.0
+    for mean in (7.5, 23.5, 39.5, 55.5) * 2:
+        velocity = 0.5 * velocity + mean
+        weight -= 0.5 * velocity
+    return [weight] * 4
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)]
+)
+def test_a_leaver_that_is_planned_again_within_a_step_goes_on_with_its_state(shared, signum):
+    """The job shrinks to one node, which is taken before the group of both has ended its step."""
+
+    def newest_round():
+        return shared.events("round-formed", job=job)[-1].data["members"]
+
+    script = shared.script("train.py", IN_A_STEP)
+    job = shared.submit(script, nodes=(2, 2), mode="live", profile=False)
+    shared.until(lambda: noted(shared, "waits") == 2, "both ranks are in a step")
+    both = newest_round()
+    scale(shared, job, 1, 1)
+    shared.until(lambda: len(newest_round()) == 1, "one node leaves")
+    (taken,) = newest_round()
+    (leaver,) = set(both) - {taken}
+    shared.agents()[taken].send_signal(signum)
+    shared.until(lambda: newest_round() == [leaver] or shared.job(job).ended, "it is planned again")
+    (shared.work / "go.new").write_text(taken)
+    (shared.work / "go.new").replace(shared.work / "go")
+    ended = shared.until_state(job, "completed", "failed")
+    assert (ended.state, ended.tries) == ("completed", 0), ended.reason
+    assert not shared.events("workers-failed", job=job)
+    ends = [line for line in notes(shared) if line.startswith("weights")]
+    assert ends == [f"weights {weights_of_in_a_step()} after 8 steps: 0 of round 3"]
+    steps = [line for line in notes(shared) if line.startswith("step") and "of round 3" in line]
+    first = 5 if signum == signal.SIGTERM else 3  # a step is made again if a peer is lost in it
+    assert steps == [f"step {number}: 0 of round 3" for number in range(first, 9)]
+    assert not noted(shared, "of round 2"), "the node that is taken does not train on alone"
+    assert ended.samples <= 128

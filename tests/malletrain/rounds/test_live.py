@@ -445,7 +445,15 @@ def test_a_leaver_that_is_planned_again_goes_on_with_its_state(phase):
     live, actions = planned_again(phase)
     assert rounds(actions) == [("a",)]
     assert not of(SendRelease, actions), "b may have to give the state if a fails"
+    assert aborts(actions) == {("b", 2)}, "b would train on alone in its round"
     assert live.run() == [WorkersRunning(3, ("a",)), SendRelease("b")]
+
+
+def test_the_node_whose_round_was_aborted_gives_the_state_if_the_leaver_fails():
+    live, _ = planned_again("running")
+    assert live.says("b", "lost", 2) == []  # its worker waits
+    live.says("a", "failed", 1, RAISED)
+    assert rounds(live.rounds.move(("a",), live.now)) == [("b", "a")]
 
 
 @pytest.mark.parametrize(
@@ -471,7 +479,8 @@ def test_a_leaver_whose_group_went_on_without_it_is_started_again_when_it_is_pla
     assert SendRelease("a") in actions
     assert not rounds(actions), "its state is older than what b has saved"
     assert live.rounds.released("a", live.now) == [SendAssign("a")]
-    assert rounds(live.says("a", "ready", 0)) == [("a",)]
+    actions = live.says("a", "ready", 0)
+    assert (rounds(actions), aborts(actions)) == ([("a",)], set()), "b has trained in its round"
 
 
 def test_a_leaver_goes_on_alone_where_all_others_are_lost():

@@ -63,8 +63,12 @@ SLOW = (
     "malletrain/launch",
 )
 """Folders of which all tests are marked ``slow``. Elsewhere modules and tests have the mark."""
-FORKING = ("tests.forked", "tests.malletrain.elastic.conductor")
-"""A module with something from these needs the fork server."""
+FORKING = (
+    "tests.forked",
+    "tests.malletrain.elastic.conductor",
+    "tests.malletrain.forked_programs",
+)
+"""A module with something from these needs a fork server with torch."""
 
 
 def _needs_fork_server(module):

@@ -22,9 +22,11 @@ from tests.waiting import PATIENCE_S
 
 _PRELOADED = (
     *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.utils.data"),
-    *("torch.distributed.elastic.agent.server.api", "msgspec", "zmq"),
+    *("msgspec", "zmq"),
 )
-"""Nothing of MalleTrain: its modules read variables when they are imported."""
+"""Nothing of MalleTrain, whose modules read variables when they are imported, nor
+torch.distributed.elastic, which imports MalleTrain's entry point.
+"""
 _servers: list[Server] = []
 """That of this process, once a program was started."""
 

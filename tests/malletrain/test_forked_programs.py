@@ -20,6 +20,7 @@ def end():
     print("thread")
 threading.Thread(target=end).start()
 print(os.getcwd(), sys.argv, os.environ["COLOUR"], __name__)
+print([name for name in sys.modules if name.partition(".")[0] == "malletrain"])
 sys.exit("no data")
 """
 HANGS = "import signal\nwhile True:\n    signal.pause()"
@@ -28,7 +29,7 @@ HANGS = "import signal\nwhile True:\n    signal.pause()"
 def test_a_program_ends_as_an_interpreter_does(tmp_path):
     environment = {"COLOUR": "green"}
     ended = forked_programs.run(PROGRAM, "x", folder=tmp_path, environment=environment)
-    begin = f"{tmp_path} ['-c', 'x'] green __main__\n"
+    begin = f"{tmp_path} ['-c', 'x'] green __main__\n[]\n"
     assert (ended.output, ended.errors) == (f"{begin}thread\ndestructor\n", "no data\n")
     assert ended.code == 1
 

@@ -63,8 +63,12 @@ SLOW = (
     "malletrain/launch",
 )
 """Folders of which all tests are marked ``slow``. Elsewhere modules and tests have the mark."""
-FORKING = ("tests.forked", "tests.malletrain.elastic.conductor")
-"""A module with something from these needs the fork server."""
+FORKING = (
+    "tests.forked",
+    "tests.malletrain.elastic.conductor",
+    "tests.malletrain.forked_programs",
+)
+"""A module with something from these needs a fork server with torch."""
 
 
 def _needs_fork_server(module):
@@ -92,9 +96,10 @@ def pytest_collection_modifyitems(items):
         modules.setdefault(str(item.path), []).append(item)
     sizes = {name: len(tests) for name, tests in modules.items()}
     slow = {n for n, tests in modules.items() if any(t.get_closest_marker("slow") for t in tests)}
-    forking = {name for name in slow if _needs_fork_server(modules[name][0].module)}
+    forking = {name for name, tests in modules.items() if _needs_fork_server(tests[0].module)}
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    items[:] = [item for name in deal(sizes, slow, workers, forking) for item in modules[name]]
+    order = deal(sizes, slow | forking, workers, forking)  # a server takes seconds to start
+    items[:] = [item for name in order for item in modules[name]]
 
 
 _frozen_modules = 0

@@ -19,10 +19,7 @@ def test_the_example_says_what_its_page_says(tmp_path):
     script = re.search(r"```python\n(.*?)```", example, re.DOTALL)[1]
     output = re.search(r"\$ python example.py\n(.*?)```", example, re.DOTALL)[1]
     (tmp_path / "data").mkdir(mode=0o700)
-    made = forked_programs.run(
-        *(forked_programs.execute, script),
-        folder=tmp_path,
-        environment={env.DATA: str(tmp_path / "data")},
-    )
+    variables = {env.DATA: str(tmp_path / "data")}
+    made = forked_programs.run(script, folder=tmp_path, environment=variables)
     assert made.code == 0, made.errors
     assert made.output == output

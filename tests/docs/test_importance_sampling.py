@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "importance-sampling.md"
 def test_the_example_of_the_page_draws_fewer_samples_after_the_first_epoch(tmp_path):
     pytest.importorskip("torch")
     script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
-    made = forked_programs.run(forked_programs.execute, script, folder=tmp_path)
+    made = forked_programs.run(script, folder=tmp_path)
     assert made.code == 0, made.errors
     lines = made.output.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 2"]

@@ -78,8 +78,8 @@ def argv(made, *words):
 
 
 def run(made, *words):
-    """Run a command without input."""
-    return run_command(of_site(made, *words), made.work, {})
+    """Run a command without input, in a folder that is not the job's."""
+    return run_command(of_site(made, *words), made.state, {})
 
 
 def run_with_input(made, data, *words):

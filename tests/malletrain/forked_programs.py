@@ -1,25 +1,34 @@
-"""Programs of tests that import torch, as forks of the process of :mod:`tests.forked`, which has
-imported it. That import is most of what such a program costs.
+"""Programs of tests that import torch, as forks of a process that has imported it. That import is
+most of what such a program costs.
 
-A fork has the working folder, the variables and the two streams that the test chooses, and its
-``__main__`` is its own. What it cannot show is the import of torch itself, or what is imported
-before torch: such a program is a new interpreter.
+A program is the text of ``python -c`` and ends as an interpreter does (:mod:`tests.forks`). Its
+torch computes with one thread. What a fork cannot show is the import of torch itself, or what is
+imported before torch: such a program is a new interpreter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import tempfile
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
-from tests import forked
+from tests.forks import Forked, Server, serve
 from tests.waiting import PATIENCE_S
+
+_PRELOADED = (
+    *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.utils.data"),
+    *("msgspec", "zmq"),
+)
+"""Nothing of MalleTrain, whose modules read variables when they are imported, nor
+torch.distributed.elastic, which imports MalleTrain's entry point.
+"""
+_servers: list[Server] = []
+"""That of this process, once a program was started."""
 
 
 @dataclass(frozen=True)
@@ -35,46 +44,48 @@ class Ended:
 
 
 def start(
-    program: Callable[..., None],
-    *arguments: Any,
+    program: str,
+    *arguments: str,
     folder: Path,
     output: Path,
     errors: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> BaseProcess:
-    """Start a program.
+) -> Forked:
+    """Start ``python -c PROGRAM ARGUMENTS``, without input. The caller kills a program that may not
+    end.
 
     Args:
-        program: a function of a module.
-        arguments: its arguments.
+        program: the text of the program.
+        arguments: what it has in ``sys.argv``, after ``-c``.
         folder: its working folder.
-        output: file for its standard output.
-        errors: file for its standard error; None: that of the output.
+        output: file to which its standard output is appended.
+        errors: the same for its standard error; None: that of the output.
         environment: variables that it has beside those of this process.
     """
+    if not _servers or _servers[0].closed:
+        _servers[:] = [Server(__name__)]
     variables = {**os.environ, **(environment or {})}
-    process = forked.CONTEXT.Process(
-        target=forked.work,
-        args=(
-            *(_run, {}, str(output)),
-            (program, str(folder), str(errors or output), variables, arguments),
-        ),
-    )
-    process.start()
-    return process
+    with (
+        open(os.devnull, "rb") as nothing,
+        output.open("ab") as out,
+        (errors or output).open("ab") as err,
+    ):
+        streams = (nothing.fileno(), out.fileno(), err.fileno())
+        return _servers[0].start([program, *arguments], streams, variables, str(folder))
 
 
 def run(
-    program: Callable[..., None],
-    *arguments: Any,
+    program: str,
+    *arguments: str,
     folder: Path,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run a program to its end. One that does not end is killed.
+    """Run ``python -c PROGRAM ARGUMENTS`` to its end, without input. A program that does not end is
+    killed.
 
     Args:
-        program: a function of a module.
-        arguments: its arguments.
+        program: the text of the program.
+        arguments: what it has in ``sys.argv``, after ``-c``.
         folder: its working folder.
         environment: variables that it has beside those of this process.
     """
@@ -87,45 +98,23 @@ def run(
             errors=errors,
             environment=environment,
         )
-        process.join(PATIENCE_S)
-        if process.exitcode is None:
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE_S)
+        finally:
             process.kill()
-            process.join()
-        assert process.exitcode is not None
-        return Ended(process.exitcode, output.read_text(), errors.read_text())
+        return Ended(process.wait(), output.read_text(), errors.read_text())
 
 
-def execute(program: str, *arguments: str) -> None:
-    """Run the text of a program, as ``python -c`` does. What :func:`start` and :func:`run` run.
+def _run(argv: list[str]) -> None:
+    import torch
 
-    Args:
-        program: the text.
-        arguments: what the program has in ``sys.argv``, after ``-c``.
-    """
+    torch.set_num_threads(1)
+    program, *arguments = argv
     sys.argv = ["-c", *arguments]
-    try:
-        exec(compile(program, "<string>", "exec"), sys.modules["__main__"].__dict__)
-    except Exception as error:  # what Python sets before it prints it
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        raise
+    sys.path[0] = ""  # that of the server is the folder of this tree
+    exec(compile(program, "<string>", "exec"), sys.modules["__main__"].__dict__)
 
 
-def _run(
-    program: Callable[..., None],
-    folder: str,
-    errors: str,
-    variables: dict[str, str],
-    arguments: tuple[Any, ...],
-) -> None:
-    # The server has the variables of the test with which it began, which modules of MalleTrain read
-    # when they are imported.
-    os.environ.clear()
-    os.environ.update(variables)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "malletrain"]:
-        del sys.modules[name]
-    descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    os.chdir(folder)
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    program(*arguments)
+if __name__ == "__main__":
+    serve(_PRELOADED, _run)

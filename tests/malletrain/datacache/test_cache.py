@@ -514,3 +514,6 @@ def test_the_cache_can_be_pickled_for_a_spawned_worker(site):
     read(again, range(5))
     assert again.prefetches_nothing
     assert cache.counts().node_hits == 5
+    read(cache, range(200))
+    read(pickle.loads(pickle.dumps(cache)), range(200))  # a full store
+    assert cache.counts().node_hits == 5 + 5 + 200

@@ -69,7 +69,7 @@ def run(tmp_path):
 
     def run(script: str, size: str) -> tuple[str, str]:
         program = MOUNT + COMMON + textwrap.dedent(script)
-        ended = forked_programs.run(forked_programs.execute, program, size, folder=tmp_path)
+        ended = forked_programs.run(program, size, folder=tmp_path)
         assert ended.code == 0, ended.output + ended.errors
         return ended.output, " ".join(ended.errors.split())
 

@@ -2,6 +2,8 @@
 nothing from the others.
 """
 
+import subprocess
+
 import pytest
 
 from malletrain.protocol import messages
@@ -84,7 +86,7 @@ class Launched:
         write_order(directory / "order.json", order)
         self.log = directory / "launcher.log"
         self.process = forked_programs.start(
-            *(forked_programs.execute, launcher, "--launch", str(directory / "order.json")),
+            *(launcher, "--launch", str(directory / "order.json")),
             folder=directory,
             output=self.log,
             environment={"MALLETRAIN_PRELOAD": "0", "MALLETRAIN_JOB_KEY": "5e" * 32},
@@ -95,13 +97,17 @@ class Launched:
 
     def wait(self):
         """Return the exit code of the launcher once it has ended."""
-        self.process.join(PATIENCE_S)
-        return self.process.exitcode
+        return self.process.wait(PATIENCE_S)
 
     def close(self):
         self.process.terminate()
-        self.wait()
-        self.agent.socket.close(0)
+        try:
+            self.wait()
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"The launcher goes on after SIGTERM:\n{self.output()}")
+        finally:
+            self.process.kill()
+            self.agent.socket.close(0)
 
 
 @pytest.fixture
@@ -285,7 +291,7 @@ def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, c
     assert (FOREIGN in failure.cause) == bool(hint)
     assert "the interpreter ends" not in failure.tail
     # It stays until the agent has read that: an end is seen sooner than a message on its way.
-    assert launcher.process.is_alive()
+    assert launcher.process.poll() is None
     launcher.agent.say(messages.Round("j1", 1, 0, 1))
     launcher.agent.say(messages.Release("j1", 0.0))
     assert launcher.wait() == 1

@@ -228,8 +228,7 @@ def test_a_group_that_a_model_outlives_stays(tmp_path):
     may be waiting for the interpreter. A group has three threads.
     """
     (tmp_path / "script.py").write_text(OUTLIVES)
-    program = (forked_programs.execute, FORKED, "script.py")
-    result = forked_programs.run(*program, folder=tmp_path)
+    result = forked_programs.run(FORKED, "script.py", folder=tmp_path)
     assert (result.code, result.output) == (0, "9 False\n"), result.errors
 
 
@@ -302,7 +301,7 @@ def test_the_code_after_an_epoch_is_due_unless_the_script_ends_well(tmp_path, wa
     (tmp_path / "script.py").write_text(STOPS_IN_THE_LAST_STEP)
     outputs = []
     for arguments in ([str(code)], []):
-        program = (forked_programs.execute, WARM_WAYS[way], "script.py", *arguments)
+        program = (WARM_WAYS[way], "script.py", *arguments)
         ended = forked_programs.run(*program, folder=tmp_path)
         outputs.append((ended.code, ended.output))
     assert outputs == [(code, ""), (0, "".join(f"after epoch {epoch}\n" for epoch in due))]

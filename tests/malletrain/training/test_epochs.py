@@ -345,7 +345,7 @@ def test_a_script_that_breaks_after_its_last_save_has_closed_the_epoch(tmp_path,
         )
     )
     program = [script.read_text()] if runner == "python" else [WORKER, str(script)]
-    ended = forked_programs.run(forked_programs.execute, *program, folder=tmp_path)
+    ended = forked_programs.run(*program, folder=tmp_path)
     assert ended.code == (1 if end == "fails" else 0), ended.errors
     assert EndOfEpochScript(tmp_path / "x.pt").sampler.epoch == (1 if end == "fails" else 2)
 

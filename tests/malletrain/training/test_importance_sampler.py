@@ -24,6 +24,7 @@ from malletrain.training.importance_sampler import (
 )
 from tests.draws import cases
 from tests.malletrain import forked_programs
+from tests.waiting import PATIENCE_S
 
 
 def loss_of(sample, epoch):
@@ -316,15 +317,17 @@ def test_ranks_exchange_their_losses(tmp_path, backend):
     store, log = str(tmp_path / "store"), tmp_path / "log"
     ranks = [
         forked_programs.start(
-            *(forked_programs.execute, RANK, str(rank), store, str(tmp_path / name), backend),
+            *(RANK, str(rank), store, str(tmp_path / name), backend),
             folder=tmp_path,
             output=log,
         )
         for rank, name in enumerate("ab")
     ]
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [0, 0], log.read_text()
+    try:
+        assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0], log.read_text()
+    finally:
+        for rank in ranks:
+            rank.kill()
     alone = Job(1, num_samples=25, global_batch_size=7, seed=4, max_world_size=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "loss_of", lambda sample, epoch: sample * 0.1 + epoch)

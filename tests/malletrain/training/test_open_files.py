@@ -41,8 +41,7 @@ for number, batch in enumerate(sampler):
 
 @pytest.mark.parametrize("how", ["step", "save"])
 def test_rows_of_before_a_snapshot_are_stored_with_it(tmp_path, how):
-    program = (forked_programs.execute, SCRIPT, how, str(tmp_path))
-    ended = forked_programs.run(*program, folder=tmp_path)
+    ended = forked_programs.run(SCRIPT, how, str(tmp_path), folder=tmp_path)
     assert ended.code == -9, ended.errors
     assert (tmp_path / "log.csv").read_text() == "0\n1\n"
 

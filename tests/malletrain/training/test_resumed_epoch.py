@@ -166,7 +166,7 @@ def test_an_end_after_an_epoch_without_a_step_is_told(tmp_path, steps):
             pass
         """)
     )
-    ended = forked_programs.run(forked_programs.execute, script, folder=tmp_path)
+    ended = forked_programs.run(script, folder=tmp_path)
     assert ended.code == 0, ended.errors
     assert ended.errors.count("took the last 4 batches of epoch 0") == (not steps)
 
@@ -180,7 +180,7 @@ def test_they_are_told_when_the_script_ends(tmp_path):
         for _ in itertools.islice(DataLoader(torch.arange(12), batch_sampler=sampler), 3, None):
             sampler.advance()
         """)
-    ended = forked_programs.run(forked_programs.execute, script, folder=tmp_path)
+    ended = forked_programs.run(script, folder=tmp_path)
     assert ended.code == 0, ended.errors
     assert ended.errors.count(SKIPPED) == 1
 
@@ -321,7 +321,7 @@ def test_an_end_while_a_thread_has_read_all_that_is_left_is_not_told(tmp_path):
         thread.start()
         thread.join()
         """)
-    ended = forked_programs.run(forked_programs.execute, script, folder=tmp_path)
+    ended = forked_programs.run(script, folder=tmp_path)
     assert ended.code == 0, ended.errors
     assert "without a step" not in ended.errors
 

@@ -14,14 +14,16 @@ tensor without prepared memory is allocated when it arrives.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import hashlib
 import json
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from malletrain.elastic.peer_pickles import exchanged
 from malletrain.elastic.same_on_all import RATE_KEYS
 from malletrain.training import parameter_order, rng
 from malletrain.training.dict_tensors import DictTensors
+from malletrain.training.epoch_begin import is_equal
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.objects import (
     check_object,
@@ -184,6 +187,66 @@ def _slots(value: Any) -> Iterator[Slot]:
             yield from _slots(item)
 
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return type(value) in _PLAIN or (
+        isinstance(value, list | tuple | set) and all(map(_is_plain, value))
+    )
+
+
+class InitialValues:
+    """The plain attributes of the objects of the script's own classes, as they were when the run
+    began.
+
+    ``load_state_dict()`` of some classes adds what it gets to what the object has: that of
+    Megatron-LM's ``OptimizerParamScheduler``, for example, makes as many steps as the saved one had
+    made. In a new process the result is right. In one that has trained, the attributes that such a
+    method changes have to be those of a new process first.
+
+    Args:
+        objects: the script's objects, by name. Those of torch and MalleTrain replace what they
+            have, and are not looked at.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._values: dict[str, dict[str, Any]] = {}
+        for name, value in objects.items():
+            target = unwrapped(value)
+            library = type(target).__module__.partition(".")[0] in ("torch", "malletrain")
+            if not (isinstance(target, dict | torch.nn.Module) or library):
+                own = getattr(target, "__dict__", {})
+                self._values[name] = {k: copy.deepcopy(v) for k, v in own.items() if _is_plain(v)}
+
+    def load(self, name: str, target: Any, state: Any, load: Callable[[], None]) -> None:
+        """Load a state. If the object then has another one, load it again with the initial values
+        of the attributes that this changed, unless the object has another state even then.
+
+        Args:
+            name: name of the object.
+            target: the object, without wrappers.
+            state: the state, without tensors.
+            load: loads ``state`` into ``target``.
+
+        Raises:
+            Exception: the object's own error.
+        """
+        initial, own = self._values.get(name, {}), getattr(target, "__dict__", {})
+        names = {key for key in initial if key in own and _is_plain(own[key])}
+        before = {key: copy.deepcopy(own[key]) for key in names}
+        load()
+        if not names or is_equal(state_of(target), state):
+            return
+        loaded = {key: own[key] for key in names if not is_equal(own[key], before[key])}
+        own.update({key: copy.deepcopy(initial[key]) for key in loaded})
+        load()
+        if not is_equal(state_of(target), state):
+            own.update(loaded)
+
+
 class Holder:
     """The objects of one run. ``device``: device for tensors that a peer has on a GPU."""
 
@@ -192,6 +255,7 @@ class Holder:
             check_object("elastic.Run", name, value)
         self.objects = objects
         self.device = device
+        self._initial = InitialValues(objects)
         self._numbers = ModuleNumbers(objects)
         self.dict_tensors = DictTensors(objects)
         self._attributes = ModuleAttributes("elastic.Run", objects)
@@ -304,7 +368,13 @@ class Holder:
             target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
             try:
                 source = f"The peers' state of {name!r}"
-                load_state(target, state, source, self.objects, names.get(name), RATE_KEYS)
+                load = partial(
+                    load_state, target, state, source, self.objects, names.get(name), RATE_KEYS
+                )
+                if any(_slots(skeleton["objects"][name])):
+                    load()
+                else:
+                    self._initial.load(name, target, state, load)
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise StateError(

@@ -4,6 +4,8 @@ rates follow.
 
 from __future__ import annotations
 
+import itertools
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -175,6 +177,46 @@ def test_the_copy_of_an_epochs_end_is_left_out_where_memory_is_short():
     assert copy.restore() == {"steps": 3}
     assert torch.equal(model.weight, before)
     assert copy.restore() is None, "once"
+
+
+class Steps:
+    """Adds the steps and the rows that it loads to its own, as some schedulers do. ``numbers`` go
+    into its states, so that two of them differ.
+    """
+
+    def __init__(self, numbers):
+        self.steps, self.rows, self.label, self.open, self._numbers = 0, [], "new", None, numbers
+
+    def state_dict(self):
+        return {"steps": self.steps, "rows": list(self.rows), "number": next(self._numbers)}
+
+    def load_state_dict(self, state):
+        self.steps += state["steps"]
+        self.rows.extend(state["rows"])
+
+
+def trained(numbers):
+    """An object that has made four steps, and a copy of its state."""
+    steps = Steps(numbers)
+    copy = StateCopy(Holder({"steps": steps}, torch.device("cpu")))
+    steps.steps, steps.rows, steps.label, steps.open = 4, ["a"], "mine", object()
+    copy.keep({})
+    return steps, copy
+
+
+def test_an_object_that_adds_what_it_loads_has_the_state_of_the_copy():
+    steps, copy = trained(itertools.repeat(0))
+    steps.steps, steps.rows, opened = 5, ["a", "b"], steps.open
+    copy.restore()
+    assert (steps.steps, steps.rows) == (4, ["a"])
+    assert (steps.label, steps.open) == ("mine", opened), "what it does not load is left alone"
+
+
+def test_an_object_whose_state_is_never_the_same_is_loaded_as_it_loads():
+    steps, copy = trained(itertools.count())
+    steps.steps = 5
+    copy.restore()
+    assert steps.steps == 9
 
 
 @pytest.mark.parametrize(

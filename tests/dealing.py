@@ -3,7 +3,7 @@
 ``--dist worksteal`` gives each worker a contiguous part with an equal number of tests; a worker
 that is done takes tests from the others. Every part begins with its share of the slow modules. A
 module is not divided, because its fixtures are made once in each worker that needs them. Modules
-that need the fork server of tests.forked begin only half of the parts: each worker that starts one
+that need a fork server with torch begin only half of the parts: each worker that starts one
 imports torch and its compiler for it.
 """
 
@@ -21,7 +21,7 @@ def deal(
         sizes: module → number of its tests, in the order of collection.
         slow: modules whose tests take seconds.
         workers: number of parts.
-        forking: modules of these that need the fork server.
+        forking: modules of these that need a fork server with torch.
     """
     parts: list[list[str]] = [[] for _ in range(max(1, workers))]
     half = parts[: (len(parts) + 1) // 2]

@@ -36,8 +36,8 @@ def work(
     output: str,
     arguments: tuple[Any, ...],
 ) -> None:
-    """Run ``script(*arguments)`` in a worker, and then what an interpreter does at its end. SIGUSR1
-    writes the stacks of all threads.
+    """Run ``script(*arguments)`` in a worker, and then its exit handlers; other threads and
+    destructors are cut off. SIGUSR1 writes the stacks of all threads.
 
     Args:
         script: a function of a module.

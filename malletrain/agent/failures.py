@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from malletrain.agent.logs import tail
-from malletrain.protocol.failures import UNFIT
+from malletrain.protocol.failures import CANNOT_START, UNFIT
 from malletrain.protocol.job_files import rank_log_name
 from malletrain.protocol.messages import Failure
 
@@ -23,8 +23,6 @@ _STOCK_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(p
 """
 
 _UNFIT_PREFIX = "malletrain: "
-_CANNOT_START = 126
-"""Exit code of a supervisor or a fork server that could not start its process."""
 
 
 def stock_failures(
@@ -119,6 +117,6 @@ def lacks_folder(launcher_log: str, code: int, folder: str, now: float) -> tuple
     """
     last = launcher_log.rstrip().rpartition("\n")[2]
     missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
-    if code != _CANNOT_START or last != f"The process cannot be started: {missing}.":
+    if code != CANNOT_START or last != f"The process cannot be started: {missing}.":
         return ()
     return (Failure(0, code, now, cause=f"There is no folder {folder} on this node."),)

@@ -133,8 +133,9 @@ class EventKind(Word):
     NODE_LOST = ("node-lost", "The node is no longer held, with or without notice.")
     NODE_REJECTED = (
         "node-rejected",
-        "A job could not start on the node, but could on others; or tasks of a farm failed on it "
-        "that succeeded on others. The node gets no job for some minutes.",
+        "A job could not start on the node, but could on others; or its launcher ended there again "
+        "and again; or tasks of a farm failed on it that succeeded on others. The node gets no job "
+        "for some minutes.",
     )
     NODE_SICK = (
         "node-sick",

@@ -114,6 +114,8 @@ _NO_WAY = re.compile(r"(?<!\] )(?:No route to host|Network is unreachable|Host i
 Messages with an errno in front ("[Errno 101] Network is unreachable") come from Python's own
 sockets, such as a download, and do not match.
 """
+CANNOT_START = 126
+"""Exit code of a supervisor or a fork server that could not start its process."""
 UNFIT = 78
 """Exit code of a launcher whose job's software environment cannot be used (EX_CONFIG of
 sysexits.h); its output ends with one sentence, which is the cause of the failure. A script that
@@ -163,7 +165,7 @@ def by_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 def describe(failures: Iterable[Failure]) -> str:
     """Return one sentence on the first cause of a failure."""
     first = next(iter(failures))
-    if first.exitcode == UNFIT and first.cause:
+    if first.exitcode in (CANNOT_START, UNFIT) and first.cause:
         return first.cause
     exit_text = (
         f"was killed by signal {-first.exitcode}"

@@ -1,4 +1,4 @@
-"""The end of a ZeroMQ context and of its sockets, also if nobody closes them.
+"""Closes the sockets of a ZeroMQ context, and the context, also if their owner forgets to.
 
 A context refers to its sockets weakly, and waits for ever for the open ones when it ends. If the
 garbage collector finds both together, the process hangs: in a reference cycle, such as an exception

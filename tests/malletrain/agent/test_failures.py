@@ -52,9 +52,7 @@ MISSING = "The process cannot be started: [Errno 2] No such file or directory: '
 
 def test_a_working_directory_that_is_missing_on_the_node_is_named():
     (failure,) = lacks_folder(f"of an earlier start\n{MISSING}\n", 126, "/scratch/me", 5.0)
-    assert describe([failure]) == (
-        "Rank 0 exited with code 126: There is no folder /scratch/me on this node."
-    )
+    assert describe([failure]) == ("There is no folder /scratch/me on this node.")
     with_quote = 'The process cannot be started: [Errno 2] No such file or directory: "/it\'s".'
     assert lacks_folder(with_quote, 126, "/it's", 5.0)
 

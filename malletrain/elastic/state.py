@@ -14,7 +14,6 @@ tensor without prepared memory is allocated when it arrives.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import hashlib
 import json
@@ -34,7 +33,6 @@ from malletrain.elastic.peer_pickles import exchanged
 from malletrain.elastic.same_on_all import RATE_KEYS
 from malletrain.training import parameter_order, rng
 from malletrain.training.dict_tensors import DictTensors
-from malletrain.training.epoch_begin import is_equal
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
 from malletrain.training.objects import (
     check_object,
@@ -187,25 +185,20 @@ def _slots(value: Any) -> Iterator[Slot]:
             yield from _slots(item)
 
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+def _counts_of(target: Any) -> dict[str, int | float]:
+    """Return the attributes of an object that are plain numbers."""
+    own = getattr(target, "__dict__", None)
+    items = list(own.items()) if type(own) is dict else []
+    return {key: value for key, value in items if type(value) in (int, float)}
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    return type(value) in _PLAIN or (
-        isinstance(value, list | tuple | set) and all(map(_is_plain, value))
-    )
+class InitialCounts:
+    """The numbers that objects of the script's own classes had when the run began.
 
-
-class InitialValues:
-    """The plain attributes of the objects of the script's own classes, as they were when the run
-    began.
-
-    ``load_state_dict()`` of some classes adds what it gets to what the object has: that of
-    Megatron-LM's ``OptimizerParamScheduler``, for example, makes as many steps as the saved one had
-    made. In a new process the result is right. In one that has trained, the attributes that such a
-    method changes have to be those of a new process first.
+    ``load_state_dict()`` of some classes adds the saved number to the one that the object has: that
+    of Megatron-LM's ``OptimizerParamScheduler``, for example, makes as many steps as the saved one
+    had made. In a new process the result is right. In one that has trained, the number has to be
+    that of a new process first.
 
     Args:
         objects: the script's objects, by name. Those of torch and MalleTrain replace what they
@@ -213,38 +206,45 @@ class InitialValues:
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
-        self._values: dict[str, dict[str, Any]] = {}
+        self._counts: dict[str, dict[str, int | float]] = {}
         for name, value in objects.items():
             target = unwrapped(value)
             library = type(target).__module__.partition(".")[0] in ("torch", "malletrain")
             if not (isinstance(target, dict | torch.nn.Module) or library):
-                own = getattr(target, "__dict__", {})
-                self._values[name] = {k: copy.deepcopy(v) for k, v in own.items() if _is_plain(v)}
+                self._counts[name] = _counts_of(target)
 
     def load(self, name: str, target: Any, state: Any, load: Callable[[], None]) -> None:
-        """Load a state. If the object then has another one, load it again with the initial values
-        of the attributes that this changed, unless the object has another state even then.
+        """Load a state. If that added saved numbers to those of the object, load it again with
+        these numbers as they were when the run began.
 
         Args:
             name: name of the object.
             target: the object, without wrappers.
-            state: the state, without tensors.
-            load: loads ``state`` into ``target``.
+            state: the state.
+            load: loads the state into ``target``.
 
         Raises:
             Exception: the object's own error.
         """
-        initial, own = self._values.get(name, {}), getattr(target, "__dict__", {})
-        names = {key for key in initial if key in own and _is_plain(own[key])}
-        before = {key: copy.deepcopy(own[key]) for key in names}
+        initial = self._counts.get(name, {})
+        saved = state if isinstance(state, dict) else {}
+        before = {
+            key: count
+            for key, count in _counts_of(target).items()
+            if key in initial and count not in (0, initial[key])
+        }
         load()
-        if not names or is_equal(state_of(target), state):
-            return
-        loaded = {key: own[key] for key in names if not is_equal(own[key], before[key])}
-        own.update({key: copy.deepcopy(initial[key]) for key in loaded})
-        load()
-        if not is_equal(state_of(target), state):
-            own.update(loaded)
+        after = _counts_of(target)
+        added = [
+            key
+            for key, count in before.items()
+            if type(number := saved.get(key)) in (int, float)
+            and number
+            and after.get(key) == count + number
+        ]
+        if added:
+            vars(target).update({key: initial[key] for key in added})
+            load()
 
 
 class Holder:
@@ -255,7 +255,7 @@ class Holder:
             check_object("elastic.Run", name, value)
         self.objects = objects
         self.device = device
-        self._initial = InitialValues(objects)
+        self._initial = InitialCounts(objects)
         self._numbers = ModuleNumbers(objects)
         self.dict_tensors = DictTensors(objects)
         self._attributes = ModuleAttributes("elastic.Run", objects)
@@ -365,16 +365,10 @@ class Holder:
                 raise StateError(
                     f"The peers hold nothing called {name!r}; all workers must run the same script."
                 )
-            target, state = unwrapped(value), _put_in(skeleton["objects"][name], tensors)
+            target, packed = unwrapped(value), skeleton["objects"][name]
+            load = partial(self._load, name, target, packed, tensors, names.get(name))
             try:
-                source = f"The peers' state of {name!r}"
-                load = partial(
-                    load_state, target, state, source, self.objects, names.get(name), RATE_KEYS
-                )
-                if any(_slots(skeleton["objects"][name])):
-                    load()
-                else:
-                    self._initial.load(name, target, state, load)
+                self._initial.load(name, target, packed, load)
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise StateError(
@@ -388,6 +382,17 @@ class Holder:
         rng.load(_put_in(skeleton["rng"], tensors))
         counters: dict[str, Any] = skeleton["counters"]
         return counters
+
+    def _load(
+        self,
+        name: str,
+        target: Any,
+        packed: Any,
+        tensors: list[torch.Tensor],
+        saved_names: parameter_order.NamesByGroup | None,
+    ) -> None:
+        source, state = f"The peers' state of {name!r}", _put_in(packed, tensors)
+        load_state(target, state, source, self.objects, saved_names, RATE_KEYS)
 
     def digest(self) -> str:
         """Return a hash over the whole state except the random number generators. It is equal on

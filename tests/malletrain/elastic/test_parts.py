@@ -4,8 +4,6 @@ rates follow.
 
 from __future__ import annotations
 
-import itertools
-
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -180,43 +178,48 @@ def test_the_copy_of_an_epochs_end_is_left_out_where_memory_is_short():
 
 
 class Steps:
-    """Adds the steps and the rows that it loads to its own, as some schedulers do. ``numbers`` go
-    into its states, so that two of them differ.
-    """
+    """Loads a state by as many steps as it has, and takes the state apart."""
 
-    def __init__(self, numbers):
-        self.steps, self.rows, self.label, self.open, self._numbers = 0, [], "new", None, numbers
+    def __init__(self, adds=True):
+        self.steps, self.rate, self.loads, self._adds = 0, 1.0, 0, adds
+
+    def step(self, count=1):
+        self.steps += count
+        self.rate = 0.5**self.steps
 
     def state_dict(self):
-        return {"steps": self.steps, "rows": list(self.rows), "number": next(self._numbers)}
+        return {"inner": {"steps": self.steps}, "steps": self.steps}
 
     def load_state_dict(self, state):
-        self.steps += state["steps"]
-        self.rows.extend(state["rows"])
+        self.loads += 1
+        state.pop("inner")
+        self.step(state["steps"] - (0 if self._adds else self.steps))
 
 
-def trained(numbers):
-    """An object that has made four steps, and a copy of its state."""
-    steps = Steps(numbers)
+@pytest.mark.parametrize(
+    ("adds", "before", "kept", "now", "loads"),
+    [
+        (True, 0, 4, 5, 2),
+        (True, 0, 4, 4, 2),
+        (True, 2, 4, 5, 2),  # the script has made two steps itself before the run begins
+        (True, 0, 4, 0, 1),  # a joiner
+        (True, 0, 0, 3, 1),  # nothing to add
+        (False, 0, 4, 5, 1),
+        (False, 0, 4, 8, 1),
+    ],
+)
+def test_an_object_that_adds_what_it_loads_is_loaded_as_in_a_new_process(
+    adds, before, kept, now, loads
+):
+    steps = Steps(adds)
+    steps.step(before)
     copy = StateCopy(Holder({"steps": steps}, torch.device("cpu")))
-    steps.steps, steps.rows, steps.label, steps.open = 4, ["a"], "mine", object()
+    steps.step(kept - steps.steps)
     copy.keep({})
-    return steps, copy
-
-
-def test_an_object_that_adds_what_it_loads_has_the_state_of_the_copy():
-    steps, copy = trained(itertools.repeat(0))
-    steps.steps, steps.rows, opened = 5, ["a", "b"], steps.open
+    steps.step(now - steps.steps)
     copy.restore()
-    assert (steps.steps, steps.rows) == (4, ["a"])
-    assert (steps.label, steps.open) == ("mine", opened), "what it does not load is left alone"
-
-
-def test_an_object_whose_state_is_never_the_same_is_loaded_as_it_loads():
-    steps, copy = trained(itertools.count())
-    steps.steps = 5
-    copy.restore()
-    assert steps.steps == 9
+    expected = kept + before if adds and kept else now if adds else kept
+    assert (steps.steps, steps.rate, steps.loads) == (expected, 0.5**expected, loads)
 
 
 @pytest.mark.parametrize(

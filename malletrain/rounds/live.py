@@ -9,8 +9,8 @@ The differences from :class:`malletrain.rounds.restart.RestartRounds`, in
 * After a lost member or a failed worker, the remaining members form a new round at once, without a
   plan. If the group broke although no member was lost, they form a new round after a short wait.
 * If no staying member has the state, leavers that have it take part in one more round.
-* A leaver that is planned again before it is released goes on with its state, unless a newer round
-  runs. The round of those that take its place is aborted.
+* A leaver that is planned again goes on with its state in the next round, unless the newest round
+  runs before that. Rounds that were not completed and have only leavers by then are aborted.
 """
 
 from __future__ import annotations
@@ -168,6 +168,11 @@ class LiveRounds(RestartRounds):
         if self._complete_by is not None:
             self._complete_by += by_s
 
+    def released(self, node: str, now: float) -> list[Action]:
+        """Note that no process of the job is left on ``node``, which may be a leaver."""
+        self._leavers.pop(node, None)
+        return super().released(node, now)
+
     def hasten(self, node: str, now: float, within_s: float) -> list[Action]:
         """Shorten the time in which leavers pass on the state, too."""
         if self._complete_by is not None and node not in self.target:
@@ -184,6 +189,9 @@ class LiveRounds(RestartRounds):
     # --- state of the round ---
 
     def _holds_state(self, node: str) -> bool:
+        if node in self._leavers:  # it can go on, unless a newer round runs
+            planned = node in self.target and not self.whole()
+            return planned and self._leaver_with_state(node) is not None
         return (
             self.holdings.is_in(node, *HOLDING)
             and self.holdings.phases[node].generation > 0
@@ -202,7 +210,8 @@ class LiveRounds(RestartRounds):
     def survivors(self) -> tuple[str, ...]:
         """Return the staying nodes that hold the job's state."""
         order = dict.fromkeys((*self.members, *self._group, *self.target))
-        return tuple(n for n in order if n in self.target and self._holds_state(n))
+        staying = (n for n in order if n in self.target and n not in self._leavers)
+        return tuple(filter(self._holds_state, staying))
 
     @property
     def between_epochs(self) -> bool:
@@ -250,7 +259,7 @@ class LiveRounds(RestartRounds):
 
     def has_survivors(self, _: Occurrence) -> bool:
         """A staying node holds the job's state."""
-        return bool(self.survivors())
+        return any(map(self._holds_state, self.target))
 
     def waits_for_members(self, _: Occurrence) -> bool:
         """No member has failed, and a staying node holds the job's state."""
@@ -299,25 +308,25 @@ class LiveRounds(RestartRounds):
         """Form a round of all nodes that are ready."""
         self._extension_count, self._regroup_at = 0, None
         self._complete_by = self._gone_at = None
-        if self.whole():  # its last member may have come to run while the job awaited joiners
-            self._group = self.members
-        before = self.generation, () if self.whole() else self.members
-        actions: list[Action] = []
+        actions = self._release_needless_leavers()
+        self._take_back(self.target, leaves=False)
         if self.target and not self.survivors():
-            actions = self._plan_leavers_again()
-            self._keep_for_one_round()
+            self._take_back(sorted(self._leavers), leaves=True)
+        givers = self.holdings.givers
+        self.holdings.givers = tuple(n for n in givers if n not in self.target)
         actions += self._form(occurrence, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
-        actions += self._abort_round_of_leavers(*before)
+        actions += self._abort_rounds_of_leavers()
         # If no round is formed, no later event releases the leavers.
         return actions + self._release_leavers() if self.stage is RoundStage.IDLE else actions
 
-    def _abort_round_of_leavers(self, generation: int, members: tuple[str, ...]) -> list[Action]:
-        """Abort a round that was not completed, if all its ``members`` are leavers by now. They are
-        not in the newest round, and would train in that one until they are released.
+    def _abort_rounds_of_leavers(self) -> list[Action]:
+        """Abort the rounds that were not completed and have only leavers by now. These are not in
+        the newest round, and would train in such a round until they are released.
         """
-        leave = generation < self.generation and set(members) <= self._leavers.keys()
-        return [SendAbort(node, generation) for node in members] if leave else []
+        between = [g for g in sorted(self._rosters)[1:] if g < self.generation]
+        abandoned = [g for g in between if set(self._rosters[g]) <= self._leavers.keys()]
+        return [SendAbort(node, g) for g in abandoned for node in self._rosters[g]]
 
     def _next_members(self) -> tuple[str, ...]:
         """Return the members of the next round in rank order. Those that hold state come first and
@@ -326,32 +335,34 @@ class LiveRounds(RestartRounds):
         staying, joining = self._staying_and_joining()
         return (*staying, *self.settings.by_host(joining))
 
-    def await_joiners(self, occurrence: Occurrence) -> list[Action]:
-        """Take back or release the leavers that are planned again, and wait for the launchers of
-        the target; for a shorter time if the remaining members could train.
+    def check_joiners(self, occurrence: Occurrence) -> list[Action]:
+        """Release leavers that are of no use, and continue if the launchers of the target are
+        ready, or if the wait for them is over.
         """
-        return [*self._plan_leavers_again(), *super().await_joiners(occurrence)]
+        actions = self._release_needless_leavers()
+        if any(SendRelease(node) in actions for node in self.target):  # and they start again
+            self.deadline = self._joiners_until or occurrence.now + self._joiners_s
+        return actions + super().check_joiners(occurrence)
 
-    def _plan_leavers_again(self) -> list[Action]:
-        """Take back the leavers that are in the target, with their state. Those that have none, or
-        an older one than a round that runs, are released now, and are then started again.
+    def _release_needless_leavers(self) -> list[Action]:
+        """Release all leavers if the newest round runs, which has a newer state than they; else
+        those that are planned again and have no state.
         """
-        actions: list[Action] = []
-        for node in [n for n in self.target if n in self._leavers]:
-            assignment = self._leaver_with_state(node)
-            del self._leavers[node]
-            if assignment is None or self.whole():
-                actions.append(SendRelease(node))
-            else:
-                self.holdings.take_back(node, assignment, leaves=False)
-        return actions
+        if self.whole():  # its last member may have come to run while the job awaited joiners
+            self._leave_old_group()
+            return self._release_leavers(but=self.members)
+        again = (n for n in self._leavers if n in self.target)
+        without_state = {n for n in again if not self._holds_state(n)}
+        return self._release_leavers(but=self._leavers.keys() - without_state)
 
-    def _keep_for_one_round(self) -> None:
-        """Keep leavers that hold the state for one more round, in which they pass it on."""
-        for node in sorted(self._leavers):
+    def _take_back(self, nodes: Iterable[str], leaves: bool) -> None:
+        """Take back those of ``nodes`` that are leavers and hold the state; ``leaves``: only for
+        one more round, in which they pass it on.
+        """
+        for node in [n for n in nodes if n in self._leavers]:
             if assignment := self._leaver_with_state(node):
                 del self._leavers[node]
-                self.holdings.take_back(node, assignment, leaves=True)
+                self.holdings.take_back(node, assignment, leaves)
 
     def _leaver_with_state(self, node: str) -> Assignment | None:
         """Return the last assignment of a leaver; None if it does not hold the job's state."""
@@ -363,11 +374,14 @@ class LiveRounds(RestartRounds):
     def resume(self, occurrence: Occurrence) -> list[Action]:
         """Note that the newest round runs, and release the leavers of the group before it."""
         self._complete_by = self._gone_at = None
-        self._group = self.members
-        self._rosters = {g: names for g, names in self._rosters.items() if g >= self.generation}
+        self._leave_old_group()
         for node in self.members:
             self._failed_joins.pop(node, None)
         return [*super().resume(occurrence), *self._release_leavers(but=self.members)]
+
+    def _leave_old_group(self) -> None:
+        self._group = self.members
+        self._rosters = {g: names for g, names in self._rosters.items() if g >= self.generation}
 
     def release(self, nodes: Iterable[str]) -> list[Action]:
         """Release ``nodes`` at once, or when the others have left their group."""
@@ -422,6 +436,8 @@ class LiveRounds(RestartRounds):
         """Abort the groups of the lost members, and form a round of the remaining ones if they are
         enough.
         """
+        if self._enough([n for n in self.target if self._holds_state(n)]):
+            self._take_back(self.target, leaves=False)  # they abort their step, too
         actions = self._abort(lost)
         if not self._enough(self.survivors()):
             # The step that leavers should finish is lost, and no round follows.

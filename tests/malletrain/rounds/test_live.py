@@ -472,15 +472,94 @@ def test_a_leaver_whose_group_went_on_without_it_is_started_again_when_it_is_pla
     live = Live("a", "b")
     live.rounds.move(("b",), live.now)
     live.rounds.move(("c",), live.now)
-    live.run()  # b trains while c starts
+    assert SendRelease("a") in live.run(), "b trains while c starts"
     assert of(SendDrain, live.says("c", "ready", 0))
     assert live.rounds.move(("a",), live.now) == [SendRelease("c")]
-    actions = live.rounds.drained("b", 2, live.now)
-    assert SendRelease("a") in actions
-    assert not rounds(actions), "its state is older than what b has saved"
+    assert not rounds(live.rounds.drained("b", 2, live.now)), "its state is older than b's"
     assert live.rounds.released("a", live.now) == [SendAssign("a")]
     actions = live.says("a", "ready", 0)
     assert (rounds(actions), aborts(actions)) == ([("a",)], set()), "b has trained in its round"
+
+
+def planned_with_a_joiner(*nodes: str) -> Live:
+    """a leaves; before the round of the others runs, a is planned again, together with d."""
+    live = Live("a", *nodes)
+    assert rounds(live.rounds.move(nodes, live.now)) == [nodes]
+    assert live.rounds.move(("a", "d"), live.now) == [SendAssign("d")]
+    return live
+
+
+def test_a_leaver_that_is_planned_again_and_not_in_the_next_plan_still_gives_the_state():
+    live = planned_with_a_joiner("b")
+    assert live.rounds.move(("d",), live.now) == []
+    assert rounds(live.says("d", "ready", 0)) == [("a", "d")]
+    assert rounds(live.run()) == [("d",)]
+
+
+def test_a_leaver_that_is_planned_again_is_started_again_once_the_newest_round_runs():
+    live = planned_with_a_joiner("b")
+    live.now += 5.0
+    assert SendRelease("a") in live.run(), "b has a newer state"
+    assert live.rounds.next_wakeup() == live.now + live.rounds.settings.warmup_s
+    assert live.rounds.released("a", live.now) == [SendAssign("a")]
+    assert not of(SendDrain, live.says("d", "ready", 0)), "a is waited for"
+    assert [drain.node for drain in of(SendDrain, live.says("a", "ready", 0))] == ["b"]
+
+
+def test_the_state_of_a_leaver_is_not_used_where_a_newer_round_has_run_and_broke():
+    live = Live("a", "b", "c")
+    live.rounds.move(("b", "c"), live.now)
+    live.rounds.move(("d",), live.now)
+    assert live.run() == [SendRelease("a")]
+    live.says("b", "lost", 2)
+    assert live.rounds.move(("a",), live.now) == [SendRelease("d")]
+    assert live.rounds.released("a", live.now) == [SendAssign("a")]
+
+
+def test_a_leaver_that_loses_its_state_while_others_start_is_started_again():
+    live = planned_with_a_joiner("b")
+    live.says("a", "failed", 1, KILLED)
+    live.now += 5.0
+    assert live.says("d", "ready", 0) == [SendRelease("a")]
+    assert live.rounds.next_wakeup() == live.now + live.rounds.settings.warmup_s
+    assert live.rounds.released("a", live.now) == [SendAssign("a")]
+
+
+def test_a_leaver_that_is_planned_again_goes_on_at_once_where_the_others_of_its_group_are_lost():
+    live = planned_with_a_joiner("b")
+    actions = live.rounds.gone("b", live.now)
+    assert rounds(actions) == [("a",)]
+    assert aborts(actions) == {("a", 1), ("a", 2)}
+
+
+def test_a_leaver_whose_agent_has_nothing_of_the_job_is_started_again_when_it_is_planned_again():
+    live = Live("a", "b")
+    live.rounds.move(("b",), live.now)
+    assert live.rounds.released("a", live.now) == []
+    assert live.rounds.move(("a",), live.now) == [SendAssign("a")]
+    assert SendRelease("b") in live.says("a", "ready", 0)
+    assert (live.rounds.generation, live.rounds.members) == (3, ("a",))
+
+
+def test_a_leaver_that_is_to_give_the_state_and_is_planned_again_is_a_member_once():
+    live = Live("a", "b", "c", min_nodes=2)
+    live.rounds.move(("b", "c"), live.now)
+    live.rounds.move(("d", "e"), live.now, 5.0)
+    live.now += live.rounds.settings.joiner_wait_s(5.0)
+    assert not rounds(live.rounds.tick(live.now)), "neither d nor e has started"
+    live.rounds.move(("a", "d"), live.now)
+    assert rounds(live.says("d", "ready", 0)) == [("a", "d")]
+
+
+def test_all_rounds_that_have_only_leavers_are_aborted():
+    live = Live("a", "b", "c")
+    live.rounds.move(("b", "c"), live.now)
+    live.rounds.move(("c",), live.now)
+    live.now += ROUND_ENTRY_S
+    assert rounds(live.rounds.tick(live.now)) == [("c",)]
+    actions = live.rounds.move(("a",), live.now)
+    assert rounds(actions) == [("a",)]
+    assert aborts(actions) == {("b", 2), ("c", 2), ("c", 3)}
 
 
 def test_a_leaver_goes_on_alone_where_all_others_are_lost():

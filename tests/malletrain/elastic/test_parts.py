@@ -197,7 +197,7 @@ class Steps:
 
 
 @pytest.mark.parametrize(
-    ("adds", "before", "kept", "now", "loads"),
+    ("adds", "before", "saved", "now", "loads"),
     [
         (True, 0, 4, 5, 2),
         (True, 0, 4, 4, 2),
@@ -209,16 +209,16 @@ class Steps:
     ],
 )
 def test_an_object_that_adds_what_it_loads_is_loaded_as_in_a_new_process(
-    adds, before, kept, now, loads
+    adds, before, saved, now, loads
 ):
     steps = Steps(adds)
     steps.step(before)
     copy = StateCopy(Holder({"steps": steps}, torch.device("cpu")))
-    steps.step(kept - steps.steps)
+    steps.step(saved - steps.steps)
     copy.keep({})
     steps.step(now - steps.steps)
     copy.restore()
-    expected = kept + before if adds and kept else now if adds else kept
+    expected = saved + before if adds and saved else now if adds else saved
     assert (steps.steps, steps.rate, steps.loads) == (expected, 0.5**expected, loads)
 
 

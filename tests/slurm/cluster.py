@@ -324,7 +324,9 @@ class SlurmCluster:
         return str(made.stdout)
 
     def submit(self, command: str, *options: str, partition: str = "batch") -> str:
-        """A job of the main scheduler that runs a shell command; return its id."""
+        """A job of the main scheduler that runs one command; return its id. No shell stays as its
+        parent: Slurm does not find a child that the shell forks while the job is ended.
+        """
         return self.run(
             "sbatch",
             "--parsable",
@@ -332,7 +334,7 @@ class SlurmCluster:
             "--output=/dev/null",
             *options,
             "--wrap",
-            command,
+            f"exec {command}",
         ).strip()
 
     def states(self) -> list[str]:

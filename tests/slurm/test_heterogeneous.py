@@ -33,7 +33,7 @@ def test_the_nodes_of_all_components_are_left_alone_while_slurm_puts_one_off(clu
     slurm.until(all_leased, "each node is leased")
     words = ("--partition=batch", "--exclusive", "--output=/dev/null")
     parts = ("--nodes=1", *words, ":", "--nodes=2", *words)
-    main = slurm.run("sbatch", "--parsable", *parts, "--wrap=sleep 600").strip()
+    main = slurm.run("sbatch", "--parsable", *parts, "--wrap=exec sleep 600").strip()
 
     def runs():
         take_gaps()
@@ -72,11 +72,11 @@ def test_the_nodes_of_tasks_and_of_jobs_that_follow_are_left_alone(cluster, kind
     slurm.until(leased(4), "each node is leased")
     words = ("--partition=batch", "--exclusive", "--output=/dev/null", "--nodes=2", "--parsable")
     if kind == "array":
-        main = [slurm.run("sbatch", *words, "--array=0-1", "--wrap=sleep 600").strip()]
+        main = [slurm.run("sbatch", *words, "--array=0-1", "--wrap=exec sleep 600").strip()]
     else:
-        first = slurm.run("sbatch", *words, "--wrap=sleep 600").strip()
+        first = slurm.run("sbatch", *words, "--wrap=exec sleep 600").strip()
         after = (f"--dependency=after:{first}",)
-        main = [first, slurm.run("sbatch", *words, *after, "--wrap=sleep 600").strip()]
+        main = [first, slurm.run("sbatch", *words, *after, "--wrap=exec sleep 600").strip()]
 
     def run():
         take_gaps()

@@ -10,7 +10,7 @@ def test_the_node_of_a_suspended_job_is_no_gap(cluster):
     slurm = cluster(2)
     one = scavenger(slurm)
     words = ("--partition=batch", "--exclusive", "--output=/dev/null", "--nodelist=n1")
-    job = slurm.run("sbatch", "--parsable", *words, "--wrap=sleep 600").strip()
+    job = slurm.run("sbatch", "--parsable", *words, "--wrap=exec sleep 600").strip()
 
     def state():
         return slurm.run("squeue", "-h", "-j", job, "-o", "%T").strip()

@@ -164,6 +164,17 @@ def weights(rungs: Mapping[int, int], highest: float) -> dict[int, float]:
     }
 
 
+def _increasing(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the points whose step is above those of all earlier ones. Which points of a script
+    whose steps decrease are used must not depend on when they are read.
+    """
+    kept: list[tuple[int, float]] = []
+    for step, value in points:
+        if not kept or step > kept[-1][0]:
+            kept.append((step, value))
+    return kept
+
+
 SpecOf = Callable[[Ledger, int, dict[str, Value]], JobSpec]
 
 _REASONS = {
@@ -360,7 +371,7 @@ class Engine:
 
     def _read_points(self, trial: FrozenTrial, job: TrialJob) -> bool:
         since = trial.last_step if trial.last_step is not None else -1
-        points = self.jobs.points(job.id, self._s.sweep.metrics[0], since)
+        points = _increasing(self.jobs.points(job.id, self._s.sweep.metrics[0], since))
         # A trial whose job has ended is not pruned.
         judge = self._s.pruner.kind != "none" and not job.ended
         return bool(points) and self.ledger.report(trial.number, points, judge)

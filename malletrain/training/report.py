@@ -360,30 +360,27 @@ def report(batch_size: float, busy_s: float | None = None) -> None:
         worker.add(batch_size, busy_s)
 
 
-_steps: dict[str, tuple[int, int, int]] = {}
-"""Metric → its smallest and its last step in this process, and how often its steps began again. Of
-the first MAX_WATCHED_METRICS metrics.
+_last_steps: dict[str, tuple[int, int]] = {}
+"""Metric → the round in which it was last reported, and its step. Of the first MAX_WATCHED_METRICS
+metrics.
 """
 MAX_WATCHED_METRICS = 1000
-MAX_NEW_BEGINNINGS = 1
-"""How often the steps of a metric may begin again in one process. A live job that loses a node
-repeats steps.
-"""
 
 
-def _tell_new_beginnings(name: str, step: int) -> None:
-    """Tell the user of a sweep's trial if the steps of a metric begin again and again."""
-    if name not in _steps and len(_steps) >= MAX_WATCHED_METRICS:
+def _tell_decreasing_steps(name: str, step: int) -> None:
+    """Tell the owner of a sweep's trial if the steps of a metric decrease within a round. In a new
+    round, after the loss of a node, steps are repeated.
+    """
+    if name not in _last_steps and len(_last_steps) >= MAX_WATCHED_METRICS:
         return
-    first, last, beginnings = _steps.get(name, (step, step, 0))
-    beginnings += step <= first < last
-    _steps[name] = min(first, step), step, beginnings
-    if beginnings > MAX_NEW_BEGINNINGS:
-        tell(
-            f"The steps of the metric {name[:40]} begin again and again at {step}, as if they "
-            "counted within an epoch. Count them on over the whole training: of each step a sweep "
-            "uses the first value only.",
-            once=f"steps {name}",
+    number = generation()
+    last_round, last = _last_steps.get(name, (number, step))
+    _last_steps[name] = number, step
+    if step < last and last_round == number:
+        notice(
+            f"The steps of the metric {name[:40]} decrease, as if they counted within an epoch. "
+            "A sweep compares trials by increasing steps, and its pruner does not see the values "
+            "of lower ones. Count the steps on over the whole training."
         )
 
 
@@ -417,7 +414,7 @@ def metric(name: str, value: float, step: int | None = None) -> None:
         )
         return
     if step is not None and env.TRIAL in os.environ:
-        _tell_new_beginnings(name, step)
+        _tell_decreasing_steps(name, step)
     worker = _worker or _connect()
     if os.environ.get(env.TRACK):
         tracking.log_to_trackers(name, value, step)

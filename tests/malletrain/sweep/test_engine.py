@@ -123,6 +123,21 @@ def test_steps_reported_again_after_a_loss_stay_as_they_were():
     world.check_ended(1)
 
 
+@pytest.mark.parametrize("read_together", [True, False])
+def test_of_steps_that_decrease_the_same_points_count_whenever_they_are_read(read_together):
+    """Of two epochs whose steps begin again, the pruner sees the first."""
+    world = World(described(trials=1, at_once=1, pruner="none"))
+    world.turn()
+    (job,) = world.jobs.jobs.values()
+    for point in [(2, 1.0), (4, 0.9), (1, 0.5), (3, 0.4), (6, 0.3)]:
+        job.reported.append(point)
+        if not read_together:
+            world.turn()
+    world.turn()
+    (trial,) = world.trials()
+    assert trial.intermediate_values == {2: 1.0, 4: 0.9, 6: 0.3}
+
+
 def test_cancelled_its_jobs_end_and_it_goes_on_when_resumed():
     world = World(described(trials=6, at_once=3))
     world.turn()

@@ -14,11 +14,17 @@ import pytest
 import torch
 
 import malletrain
-from malletrain.protocol.worker_channel import ModelFacts, ScriptMetric, StartupMark, WorkerProgress
+from malletrain.protocol.worker_channel import (
+    ModelFacts,
+    OwnerNotice,
+    ScriptMetric,
+    StartupMark,
+    WorkerProgress,
+)
 from malletrain.training import report
 from tests.malletrain.agent.node_side import eventually
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -188,22 +194,33 @@ def test_what_a_script_may_not_pass_is_told_once_and_ignored(agent, capsys, valu
 
 
 @pytest.mark.parametrize("in_sweep", [True, False])
-def test_steps_that_count_within_an_epoch_are_told_to_a_sweeps_trial(in_sweep, monkeypatch, capsys):
+def test_steps_that_decrease_are_told_to_a_sweeps_trial(in_sweep, agent, monkeypatch, capsys):
     """A sweep would prune its trials by the curves of their first epochs, without a word. Elsewhere
     steps may begin again, such as in each fold of a cross-validation.
     """
-    monkeypatch.setattr("malletrain.training.report._steps", {})
+    monkeypatch.setattr("malletrain.training.report._last_steps", {})
+    monkeypatch.setattr("malletrain.training.report.sentence_keys", set())
     if in_sweep:
         monkeypatch.setenv("MALLETRAIN_TRIAL", "3")
-    for epoch in range(4):
+    for epoch in range(2):
         for step in range(3):
             malletrain.metric("within", 1.0, step=step)
             malletrain.metric("on", 1.0, step=epoch * 3 + step)
         malletrain.metric("constant", 1.0, step=1)
-    for step in (500, 520, 498, 530):  # a live job that has lost a node repeats steps
-        malletrain.metric("repeated", 1.0, step=step)
-    lines = [line.partition(" at 0")[0] for line in capsys.readouterr().err.splitlines()]
-    assert lines == ["malletrain: The steps of the metric within begin again and again"] * in_sweep
+    for step in (10, 5, 4):
+        malletrain.metric("remaining", 1.0, step=step)
+    for generation, steps in enumerate(([500, 520], [498, 530]), 1):
+        monkeypatch.setenv("MALLETRAIN_GENERATION", str(generation))
+        for step in steps:  # a live job that has lost a node repeats steps
+            malletrain.metric("repeated", 1.0, step=step)
+    told = [line.split()[6] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["within", "remaining"] * in_sweep
+    notices = []
+    if in_sweep:
+        until(
+            lambda: notices.extend(agent.received(OwnerNotice)) or len(notices) == 2,
+            "they are in malletrain show, too",
+        )
 
 
 def test_metrics_marks_and_facts(agent, capsys):

@@ -139,7 +139,11 @@ def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool
                 "target_trials": each.target_trials,
                 "best": each.best,
                 "attended": attended(home, each.name, each.engine),
-                "sentence": _stands(each, attended(home, each.name, each.engine)),
+                "sentence": " ".join(
+                    filter(
+                        None, (_stands(each, attended(home, each.name, each.engine)), each.change)
+                    )
+                ),
             }
             for each in sweeps
         ]

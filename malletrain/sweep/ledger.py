@@ -33,14 +33,18 @@ from malletrain.sweep.spec import STORED, Sweep, SweepError
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END, ENGINE = (
+SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END, ENGINE, TEXTS, CHANGED = (
     f"malletrain:{name}"
-    for name in ("sweep", "token", "cancelled", "trials", "highest", "began", "end", "engine")
+    for name in (
+        *("sweep", "token", "cancelled", "trials", "highest", "began", "end", "engine"),
+        *("texts", "changed"),
+    )
 )
 """Attributes of a study: the sweep's description; the prefix of its jobs' keys; whether its owner
 has cancelled it; the target number of trials, and the weight of the most promising one, if they
 differ from the description; its start, seconds since the epoch; why it ended; the process that runs
-it."""
+it; the digests of its script and configuration files at its start; those that changed later, each
+with the first trial after the change."""
 JOB, DAEMON, ENDING, WHY, WEIGHT, NODE_S, GONE = (
     f"malletrain:{name}" for name in ("job", "daemon", "ending", "why", "weight", "node_s", "gone")
 )
@@ -77,6 +81,8 @@ class Summary:
     """Why it ended; empty if it has not."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Record of the process that runs it; empty: none."""
+    change: str = ""
+    """Which of its files have changed since it began, as a sentence; empty: none."""
 
 
 def storage_url(url: str, state_dir: Path) -> str:
@@ -340,6 +346,25 @@ class Ledger:
         return dict(self.study.user_attrs.get(ENGINE) or {})
 
     @property
+    def texts(self) -> dict[str, str]:
+        """Path → digest of its script and configuration files at its start. Empty: not recorded."""
+        return dict(self.study.user_attrs.get(TEXTS, {}))
+
+    @property
+    def changed_texts(self) -> dict[str, int]:
+        """Path of a file that changed after its start → the first trial after the change."""
+        return dict(self.study.user_attrs.get(CHANGED, {}))
+
+    @property
+    def change(self) -> str:
+        """Which of these files have changed, as a sentence; empty: none."""
+        return " ".join(
+            f"{Path(path).name} has changed since this sweep began: trials from {first} on run the "
+            "new text, and a trial that ran already does from its next start."
+            for path, first in self.changed_texts.items()
+        )
+
+    @property
     def exists(self) -> bool:
         """Whether the study is still in the database."""
         return self.name in optuna.get_all_study_names(self._storage)
@@ -352,7 +377,9 @@ class Ledger:
             counts[word] = counts.get(word, 0) + 1
         best = self.best() if len(self.study.directions) == 1 else []
         value = best[0].values[0] if best else None
-        return Summary(self.name, counts, self.target_trials, value, self.end, self.engine)
+        return Summary(
+            self.name, counts, self.target_trials, value, self.end, self.engine, self.change
+        )
 
     def key(self, number: int) -> str:
         """Return the key with which the job of a trial is submitted, each time."""
@@ -385,6 +412,14 @@ class Ledger:
     def note_engine(self, record: Mapping[str, Any]) -> None:
         """Record the process that runs it."""
         self.study.set_user_attr(ENGINE, dict(record))
+
+    def note_texts(self, digests: Mapping[str, str]) -> None:
+        """Record the digests of its script and configuration files at its start."""
+        self.study.set_user_attr(TEXTS, dict(digests))
+
+    def note_changed_texts(self, first_trials: Mapping[str, int]) -> None:
+        """Record that files have changed: path → the first trial after the change."""
+        self.study.set_user_attr(CHANGED, {**self.changed_texts, **first_trials})
 
     def ends(self, why: str) -> None:
         """Record why it is over, or (empty) that it continues."""

@@ -45,7 +45,7 @@ from malletrain.sweep.ledger import (
     storage_url,
 )
 from malletrain.sweep.spec import Sweep, SweepError
-from malletrain.sweep.trials import check, delete_losers, job_of
+from malletrain.sweep.trials import check, delete_losers, job_of, text_digests
 
 RENEW_S = 5.0
 """Time between two changes of the record, seconds."""
@@ -348,6 +348,7 @@ def _run(
     ledger.ends("")
     engine = Engine(ledger, jobs, job_of, point)
     progress = _TrialPrinter(ledger, say)
+    texts = _TextWatch(ledger, say)
     away, undeleted = "", ""
     sentences = {""}
     while True:
@@ -359,6 +360,7 @@ def _run(
                 say(f"The {away} answers again.")
             away = ""
             progress.print_changes()
+            texts.look()
             why = _delete_losers(ledger)
             if why and why != undeleted:
                 say(f"Some snapshots of losing trials cannot be deleted now: {why}. Trying again.")
@@ -405,6 +407,42 @@ def _delete_losers(ledger: Ledger) -> str:
     except OSError as error:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     return ""
+
+
+class _TextWatch:
+    """Records the digests of the sweep's script and configuration files at its start, and tells
+    once of each file that it has changed. Looks when the engine starts and when a trial has begun.
+    """
+
+    def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:
+        self._ledger = ledger
+        self._say = say
+        self._begun = len(ledger.trials())
+        if not ledger.texts:
+            ledger.note_texts(text_digests(ledger.sweep))
+        elif ledger.running() or self._begun < ledger.target_trials:
+            self._compare(self._begun)
+
+    def look(self) -> None:
+        """Compare the files with those of the start if trials have begun since the last call."""
+        first, self._begun = self._begun, len(self._ledger.trials())
+        if self._begun > first:
+            self._compare(first)
+
+    def _compare(self, first: int) -> None:
+        """Record and tell what has changed. ``first``: the first trial after the change."""
+        ledger = self._ledger
+        at_start, known = ledger.texts, ledger.changed_texts
+        changed = {
+            path: first
+            for path, digest in text_digests(ledger.sweep).items()
+            if at_start.get(path, digest) != digest and path not in known
+        }
+        if changed:
+            ledger.note_changed_texts(changed)
+            self._say(
+                f"{ledger.change} To compare trials of one text, run a sweep of another name."
+            )
 
 
 class _TrialPrinter:

@@ -7,7 +7,9 @@ whether it is valid.
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -38,6 +40,10 @@ MAX_LATE_SAVE_S = 120.0
 """Time after the end of a job after which no process saves for it, seconds."""
 OPTIONS = ("--snapshot", "--checkpoint", "--ckpt")
 """Options of a script with the path of its snapshot."""
+CONFIG_OPTIONS = ("config", "cfg", "conf", "config-file", "config_file")
+"""Names of options of a script with the path of its configuration file."""
+MAX_TEXT_BYTES = 16 * 1024 * 1024
+"""Number of bytes of a script or configuration file that its digest covers."""
 
 
 def job_of(ledger: Ledger, number: int, values: dict[str, Value]) -> JobSpec:
@@ -171,10 +177,27 @@ def always_true(sweep: Sweep, one: JobSpec, other: JobSpec) -> list[str]:
     ]
 
 
+def text_digests(sweep: Sweep) -> dict[str, str]:
+    """Return path → digest of the script and of the configuration files that its arguments name.
+    Those that cannot be read now are left out.
+    """
+    workdir, digests = Path(sweep.job.workdir or os.getcwd()), {}
+    options = _option_values(sweep.job.args)
+    configs = [options.get(f"{dashes}{name}") for name in CONFIG_OPTIONS for dashes in ("-", "--")]
+    for path in (sweep.job.script, *filter(None, configs)):
+        place = workdir / os.path.expanduser(str(path))
+        with contextlib.suppress(OSError, ValueError):
+            if place.is_file():
+                with place.open("rb") as file:
+                    text = file.read(MAX_TEXT_BYTES)
+                digests[str(place)] = hashlib.sha256(text).hexdigest()
+    return digests
+
+
 def _option_values(args: Sequence[str]) -> dict[str, str]:
     """Return option → its value."""
     values = {}
-    for arg, after in zip(args, (*args[1:], ""), strict=True):
+    for arg, after in zip(args, (*args[1:], ""), strict=False):
         option, equals, value = arg.partition("=")
         if arg.startswith("-"):
             values[option] = value if equals else after

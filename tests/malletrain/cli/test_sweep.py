@@ -180,7 +180,13 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
 
     assert run("sweep", "add-trials", "lr", "2").stdout == "Sweep lr is to have 8 trials.\n"
     assert "No process runs it" in run("sweep", "status", "lr").stdout
-    assert run("sweep", "resume", "lr").exit_code == 0
+    (tmp_path / "train.py").write_text("pass  # another text")
+    resumed = run("sweep", "resume", "lr")
+    assert resumed.exit_code == 0
+    changed = "train.py has changed since this sweep began: trials from 6 on run the new text"
+    assert resumed.stdout.count(changed) == 1
+    (row,) = json.loads(run("sweep", "status", "lr", "--json").stdout)
+    assert changed in row["sentence"]
     assert len(book().trials()) == 8
     assert len(jobs.jobs) == 8
 

@@ -210,6 +210,46 @@ def test_who_may_have_no_more_jobs_is_told_once(sweep):
     assert lines.count("You have 2 jobs. The next trial waits for that.") == 1
 
 
+@pytest.mark.parametrize("file", ["train.py", "conf.yaml"])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_text_that_is_changed_while_a_sweep_runs_is_told_once(tmp_path, sweep, file, resumed):
+    """Trials of one sweep run different code then. Files that others write are none of its texts."""
+    (tmp_path / "conf.yaml").write_text("a: 1")
+    job = sweep.job.model_copy(update={"args": ["--config", "conf.yaml", "--out", "out.json"]})
+    described = sweep.model_copy(update={"job": job})
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), described)
+    lines, jobs = [], TrainingJobs()
+    process.run(ledger, jobs, lines.append)
+
+    def change(name):
+        (tmp_path / "out.json").write_text(name)
+        if name == "asked" and not resumed and len(ledger.trials()) == 7:
+            (tmp_path / file).write_text("a: 2")
+
+    if resumed:
+        (tmp_path / file).write_text("a: 2")
+    ledger.want(8)
+    process.run(ledger, jobs, lines.append, change)
+    told = [line for line in lines if "has changed" in line]
+    first = 3 if resumed else 6
+    assert told == [
+        f"{file} has changed since this sweep began: trials from {first} on run the new text, and "
+        "a trial that ran already does from its next start. To compare trials of one text, run a "
+        "sweep of another name."
+    ]
+    assert ledger.summary().change in told[0]
+
+
+def test_of_a_sweep_that_is_over_no_change_is_told(tmp_path, sweep):
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    lines = []
+    process.run(ledger, TrainingJobs(), lines.append)
+    (tmp_path / "train.py").write_text("print(2)")
+    process.run(ledger, TrainingJobs(), lines.append)
+    assert not [line for line in lines if "has changed" in line]
+    assert ledger.summary().change == ""
+
+
 ELSEWHERE = {"id": "x", "host": "login2", "pid": 7, "count": 1}
 
 

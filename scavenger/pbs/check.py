@@ -180,6 +180,18 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
             + ("." if is_reversed else f", {instead}."),
         )
     else:
+        below = [
+            q
+            for q in above
+            if inputs.site.ranks_above_normal(inputs.site.queues[q].priority) is False
+        ]
+        above = [q for q in above if q not in below]
+        if below:
+            yield (
+                None,
+                f"Jobs of {', '.join(below)} do not preempt leases, and may have to wait until one "
+                f"ends: {levels}; {remedy}.",
+            )
         if True not in ranks:
             yield (
                 None,
@@ -206,7 +218,9 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
                     f"them waiting; add queue={name} to it.",
                 )
         others = sorted(
-            q.name for q in inputs.site.queues.values() if _waits_for_leases(q.name, above, inputs)
+            q.name
+            for q in inputs.site.queues.values()
+            if _waits_for_leases(q.name, [*above, *below], inputs)
         )
         if others:
             yield (
@@ -217,7 +231,17 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
                 f"({inputs.settings.time_limit_s:g} s); keep it short, or give these queues a "
                 "higher Priority.",
             )
-        if inputs.site.suspends:
+        lease_methods = inputs.site.lease_methods(inputs.settings.lease.rerunnable)
+        if "C" in lease_methods:
+            yield (
+                None,
+                "PBS preempts jobs by checkpointing only, for a part of their time at least "
+                f"(preempt_order = {inputs.site.preempt_order}). That needs a checkpoint_abort "
+                "script on all hosts (pbs_mom's configuration), which MalleTrain cannot see; "
+                "without it leases are not preempted then, and main jobs wait until they end. "
+                "qmgr -c 'set sched preempt_order = D' lets leases leave in order.",
+            )
+        if "S" in lease_methods:
             yield (
                 True,
                 (

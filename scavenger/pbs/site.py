@@ -165,10 +165,20 @@ class PbsSite:
         letters = set(self.preempt_methods)
         return "R" in letters and not set("DS") & letters
 
-    @property
-    def suspends(self) -> bool:
-        """Whether preempted leases are suspended, if only for a part of their time."""
-        return any(part.startswith("S") for part in self.preempt_order.split())
+    def lease_methods(self, rerunnable: str) -> set[str]:
+        """Return for all parts of a lease's time the letter of the method with which PBS preempts
+        it; C: with no other. Checkpointing, tried in its turn, works only with a script of the site
+        (checkpoint_abort of pbs_mom), and requeueing only a rerunnable job (openpbs,
+        req_preemptjob.c).
+
+        Args:
+            rerunnable: whether leases are, as in the configuration: auto, yes or no.
+        """
+        requeued = self.requeues if rerunnable == "auto" else rerunnable == "yes"
+        usable = "DSR" if requeued else "DS"
+        parts = [part for part in self.preempt_order.split() if not part.isdigit()]
+        methods = (next((c for c in part if c in usable), "C" * ("C" in part)) for part in parts)
+        return set(filter(None, methods))
 
     @property
     def preempt_methods(self) -> str:
@@ -193,8 +203,9 @@ class PbsSite:
         return None if is_left else False
 
     def above(self, queue: str) -> list[str]:
-        """Return the queues whose jobs preempt those of ``queue``: express queues (Priority of at
-        least preempt_queue_prio), if ``queue`` is below that.
+        """Return the express queues (Priority of at least preempt_queue_prio) above ``queue``.
+        Their jobs preempt those of ``queue`` if that is no express queue and they rank above normal
+        ones.
         """
         own = self.queues.get(queue)
         if own is None:

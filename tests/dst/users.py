@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from malletrain.daemon.server.message_router import RESTARTING
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages, wire
 from tests.dst.network import Connection, Network
@@ -130,6 +131,8 @@ class User:
         reply = wire.decode(frames)
         if not isinstance(reply, messages.Reply) or reply.id not in self._requests:
             return
+        if not reply.ok and reply.error == RESTARTING:
+            return  # it is sent again
         if not reply.ok and reply.code == "internal":
             self._failed(f"the daemon failed at a request: {reply.error}")
         elif not reply.ok and reply.id not in self._refusable:

@@ -173,6 +173,51 @@ def test_limits_that_are_not_on_a_users_leases(site, limit):
     assert not [s for _, s in site.scavenger().check() if "max_run_res" in s]
 
 
+@pytest.mark.parametrize(
+    ("order", "suspended", "checkpointed"),
+    [
+        ("C", False, True),
+        ("C 50 D", False, True),
+        ("CD", False, False),
+        ("CS", True, False),
+        ("RS", True, False),
+        ("DS", False, False),
+        ("CR", False, False),
+    ],
+)
+def test_how_leases_are_preempted_is_told(site, order, suspended, checkpointed):
+    """A lease cannot be checkpointed without a script of the site, nor requeued if it is not
+    rerunnable: PBS goes on to the next letter, if there is one.
+    """
+    site.pbs.edit(lambda s: s["sched"].update(preempt_order=order))
+    findings = site.scavenger().check()
+    assert any("leases are suspended" in words for _, words in findings) == suspended
+    assert any("by checkpointing only" in words for _, words in findings) == checkpointed
+    assert not [words for works, words in findings if works is False and "preempt_order" in words]
+
+
+def test_of_several_express_queues_those_that_preempt_no_leases_are_told(site):
+    """The Priority of a queue counts besides its level, which is 1000 above the next one."""
+
+    def change(state):
+        state["sched"].update(preempt_prio='"normal_jobs, express_queue"')
+        state["queues"]["urgent"] = {**state["queues"]["expressq"], "Priority": 1024}
+
+    site.pbs.edit(change)
+    findings = site.scavenger().check()
+    assert any(
+        works is None and words.startswith("Jobs of expressq do not preempt leases, and may")
+        for works, words in findings
+    ), findings
+    assert any(
+        works and words.startswith("Jobs of urgent preempt those of preemptable")
+        for works, words in findings
+    ), findings
+    assert not [
+        words for _, words in findings if "Priority is below" in words and "expressq" in words
+    ]
+
+
 @pytest.mark.parametrize("order", ["R", "R 50 D"])
 def test_leases_that_could_not_be_preempted(site, order):
     site.pbs.edit(lambda s: s["sched"].update(preempt_order=order))

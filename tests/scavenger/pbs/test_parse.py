@@ -343,6 +343,10 @@ def test_versions():
         ('"R 50 D"', "RD", True, False),
         ('"D 50 CR"', "DCR", True, False),
         ('"D 50 SR"', "DSR", False, True),
+        ("CS", "CS", False, True),
+        ("RSC", "RSC", False, True),
+        ('"D 50 S"', "DS", False, True),
+        ("DS", "DS", False, False),
     ],
 )
 def test_ways_of_preempting(order, letters, requeues, suspends):
@@ -351,5 +355,6 @@ def test_ways_of_preempting(order, letters, requeues, suspends):
         '{"timestamp": 1}',
         f"set sched preempt_order = {order}\n",
     )
-    assert (site.preempt_methods, site.requeues, site.suspends) == (letters, requeues, suspends)
+    assert (site.preempt_methods, site.requeues) == (letters, requeues)
+    assert ("S" in site.lease_methods("auto")) == suspends
     assert site.preempt_order == order.strip('"')

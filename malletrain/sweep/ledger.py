@@ -359,8 +359,8 @@ class Ledger:
     def change(self) -> str:
         """Which of these files have changed, as a sentence; empty: none."""
         return " ".join(
-            f"{Path(path).name} has changed since this sweep began: trials from {first} on run the "
-            "new text, and a trial that ran already does from its next start."
+            f"{Path(path).name} has changed since this sweep began; trials from {first} on run the "
+            "new text."
             for path, first in self.changed_texts.items()
         )
 

@@ -441,7 +441,8 @@ class _TextWatch:
         if changed:
             ledger.note_changed_texts(changed)
             self._say(
-                f"{ledger.change} To compare trials of one text, run a sweep of another name."
+                f"{ledger.change} A trial that runs already does so from its next start. To "
+                "compare trials of one text, run a sweep of another name."
             )
 
 

@@ -213,7 +213,7 @@ def test_who_may_have_no_more_jobs_is_told_once(sweep):
 @pytest.mark.parametrize("file", ["train.py", "conf.yaml"])
 @pytest.mark.parametrize("resumed", [True, False])
 def test_a_text_that_is_changed_while_a_sweep_runs_is_told_once(tmp_path, sweep, file, resumed):
-    """Trials of one sweep run different code then. Files that others write are none of its texts."""
+    """Trials of one sweep run different code then. The output is none of its texts."""
     (tmp_path / "conf.yaml").write_text("a: 1")
     job = sweep.job.model_copy(update={"args": ["--config", "conf.yaml", "--out", "out.json"]})
     described = sweep.model_copy(update={"job": job})
@@ -233,8 +233,8 @@ def test_a_text_that_is_changed_while_a_sweep_runs_is_told_once(tmp_path, sweep,
     told = [line for line in lines if "has changed" in line]
     first = 3 if resumed else 6
     assert told == [
-        f"{file} has changed since this sweep began: trials from {first} on run the new text, and "
-        "a trial that ran already does from its next start. To compare trials of one text, run a "
+        f"{file} has changed since this sweep began; trials from {first} on run the new text. A "
+        "trial that runs already does so from its next start. To compare trials of one text, run a "
         "sweep of another name."
     ]
     assert ledger.summary().change in told[0]

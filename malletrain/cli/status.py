@@ -154,7 +154,7 @@ def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float
     from rich.text import Text
 
     from malletrain.render import tables
-    from malletrain.render.columns import console
+    from malletrain.render.columns import console, redraws
 
     terminal = console()
     if job:  # by its id, because the name may refer to another job by the time it has ended
@@ -169,7 +169,7 @@ def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float
                 picture: RenderableType = Group(
                     tables.headline(now), Text(""), tables.jobs(jobs, now.now)
                 )
-                if terminal.is_terminal:
+                if redraws(terminal):
                     live.update(picture, refresh=True)
                 else:
                     terminal.print(picture)

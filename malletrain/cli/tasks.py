@@ -191,7 +191,7 @@ def _follow(client: Connection, farm: str, as_json: bool) -> int:
 
     from malletrain.client import operations
     from malletrain.render import farms
-    from malletrain.render.columns import console
+    from malletrain.render.columns import console, redraws
 
     terminal, shown = console(), ""
     farm = client.job(farm).job.id
@@ -202,7 +202,7 @@ def _follow(client: Connection, farm: str, as_json: bool) -> int:
             line = farms.summary(view, time.time())
             if as_json:
                 print_json_line(view)
-            elif terminal.is_terminal:
+            elif redraws(terminal):
                 live.update(line, refresh=True)
             elif str(view.counts) != shown:
                 shown = str(view.counts)

@@ -114,14 +114,14 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
     Example:
       malletrain top
     """
-    from malletrain.render.columns import console
+    from malletrain.render.columns import console, redraws
     from malletrain.render.live import Follower, Screen
 
     terminal = console()
-    if not terminal.is_terminal and not once:
+    if not redraws(terminal) and not once:
         raise Refused(
-            "The live screen needs a terminal; use 'malletrain top --once' or 'malletrain "
-            "status' in a pipe."
+            "The live screen needs a terminal that can be redrawn, unlike TERM=dumb; use "
+            "'malletrain top --once' or 'malletrain status' there and in a pipe."
         )
     screen = Screen()
     with client_of(state_dir) as client:

@@ -40,7 +40,7 @@ from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail, JobView, StatusView
 from malletrain.render import tables
-from malletrain.render.columns import console
+from malletrain.render.columns import console, redraws
 from malletrain.render.live import Follower, Screen
 from malletrain.render.tables import ENDED
 from malletrain.render.text import count, rate
@@ -127,7 +127,7 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
     user_trace = (
         cut_trace(options) if options.trace else None
     )  # report an error in it before anything is replaced
-    plain = options.plain or not terminal.is_terminal
+    plain = options.plain or not redraws(terminal)
     with DemoStage(options.output) as stage:
         folder = stage.folder
         folder.config.write_text(

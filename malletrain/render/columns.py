@@ -42,6 +42,13 @@ def console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
     return result
 
 
+def redraws(terminal: Console) -> bool:
+    """Return whether a live picture can be drawn on it. On a dumb terminal (``TERM=dumb``, as in
+    Emacs) rich draws none.
+    """
+    return terminal.is_terminal and not terminal.is_dumb_terminal
+
+
 GAP = 2
 """Number of blanks between two columns."""
 MIN_NOTE_WIDTH = 40

@@ -19,11 +19,11 @@ def terminal(daemon):
     """``terminal("top")``: the command on a terminal of 80 × 24."""
     started = []
 
-    def start(*words, lines=24):
+    def start(*words, lines=24, term="xterm-256color"):
         environment = {
             **os.environ,
             "MALLETRAIN_STATE_DIR": str(daemon.state_dir),
-            "TERM": "xterm-256color",
+            "TERM": term,
         }
         for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
             environment.pop(name, None)
@@ -58,6 +58,17 @@ def test_q_ends_it(terminal):
     code, output = ended(child)
     assert code == 0
     assert BACK in output
+
+
+def test_a_dumb_terminal_is_not_left_empty(terminal, daemon):
+    """As that of Emacs: nothing was printed at all."""
+    code, output = ended(terminal("top", term="dumb"))
+    assert code == 1
+    assert "use 'malletrain top --once'" in " ".join(output.split())
+    child = terminal("status", "--watch", term="dumb")
+    child.expect("JOB")
+    child.sendintr()
+    assert ended(child)[0] == 130
 
 
 def test_control_c_ends_it_and_the_terminal_is_as_before(terminal):

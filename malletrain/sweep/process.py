@@ -432,11 +432,11 @@ class _TextWatch:
     def _compare(self, first: int) -> None:
         """Record and tell what has changed. ``first``: the first trial after the change."""
         ledger = self._ledger
-        at_start, known = ledger.texts, ledger.changed_texts
+        at_start, earlier = ledger.texts, ledger.changed_texts
         changed = {
             path: first
             for path, digest in text_digests(ledger.sweep).items()
-            if at_start.get(path, digest) != digest and path not in known
+            if at_start.get(path, digest) != digest and path not in earlier
         }
         if changed:
             ledger.note_changed_texts(changed)

@@ -230,14 +230,14 @@ def test_a_text_that_is_changed_while_a_sweep_runs_is_told_once(tmp_path, sweep,
         (tmp_path / file).write_text("a: 2")
     ledger.want(8)
     process.run(ledger, jobs, lines.append, change)
-    told = [line for line in lines if "has changed" in line]
+    warnings = [line for line in lines if "has changed" in line]
     first = 3 if resumed else 6
-    assert told == [
+    assert warnings == [
         f"{file} has changed since this sweep began; trials from {first} on run the new text. A "
         "trial that runs already does so from its next start. To compare trials of one text, run a "
         "sweep of another name."
     ]
-    assert ledger.summary().change in told[0]
+    assert ledger.summary().change in warnings[0]
 
 
 def test_of_a_sweep_that_is_over_no_change_is_told(tmp_path, sweep):

@@ -168,11 +168,11 @@ def _increasing(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return the points whose step is above those of all earlier ones. Which points of a script
     whose steps decrease are used must not depend on when they are read.
     """
-    kept: list[tuple[int, float]] = []
+    increasing: list[tuple[int, float]] = []
     for step, value in points:
-        if not kept or step > kept[-1][0]:
-            kept.append((step, value))
-    return kept
+        if not increasing or step > increasing[-1][0]:
+            increasing.append((step, value))
+    return increasing
 
 
 SpecOf = Callable[[Ledger, int, dict[str, Value]], JobSpec]

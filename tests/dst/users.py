@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from malletrain.daemon.server.message_router import RESTARTING
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages, wire
 from tests.dst.network import Connection, Network
@@ -131,8 +130,6 @@ class User:
         reply = wire.decode(frames)
         if not isinstance(reply, messages.Reply) or reply.id not in self._requests:
             return
-        if not reply.ok and reply.error == RESTARTING:
-            return  # it is sent again
         if not reply.ok and reply.code == "internal":
             self._failed(f"the daemon failed at a request: {reply.error}")
         elif not reply.ok and reply.id not in self._refusable:

@@ -57,7 +57,6 @@ from malletrain.daemon.jobs.goals import goals_problem
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
 from malletrain.daemon.jobs.sizes import with_kind
-from malletrain.daemon.jobs.user_files import ask_ahead
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.commands import CommandOperations, RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
@@ -244,7 +243,6 @@ class Api:
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
         spec, state = msgspec.structs.replace(spec, owner=user), self._state
-        await ask_ahead(spec.script, spec.workdir)
         trainer = state.controller.trainers.of(state.parties.trainer(user))
         spec = for_trainer(spec, trainer, state.config.allocation.objective)
         if spec.farm is not None:

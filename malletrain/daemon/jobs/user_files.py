@@ -1,13 +1,10 @@
 """Asks for files of users. Their file system may not answer, such as NFS whose server is away, and
 a thread that asks it cannot be interrupted. The daemon therefore asks in threads of their own and
-stops waiting after a while. Decides what it takes for granted then. The files of a submission are
-asked for beside the loop first (:func:`ask_ahead`), so that only its sender waits.
+stops waiting after a while. Decides what it takes for granted then.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import errno
 import os
 import stat
@@ -24,29 +21,11 @@ T = TypeVar("T")
 MAX_SCRIPT_BYTES = 16 * 1024 * 1024
 """Number of bytes of a script that its profile key covers."""
 ANSWER_S = 3.0
-"""Maximum wait for an answer, seconds. The daemon does nothing else meanwhile if a file system that
-has just answered no longer does.
-"""
+"""Maximum wait for an answer, seconds. The daemon does nothing else meanwhile."""
 MAX_UNANSWERED = 4
 """Maximum number of folders that are waited for. While so many do not answer, none is asked."""
 _unanswered: dict[str, threading.Thread] = {}
 """Folder → thread that has waited for it for too long."""
-
-
-async def ask_ahead(script: str, folder: str) -> None:
-    """Ask for a script and a folder beside the loop. If their file systems do not answer, nobody
-    waits for these when they are asked for next.
-    """
-    await asyncio.to_thread(_ask_for, script, folder)
-
-
-def _ask_for(script: str, folder: str) -> None:
-    # What is no path, such as one with a NUL character, is refused later.
-    with contextlib.suppress(OSError, ValueError):
-        if os.path.isabs(script):  # else it is the command of a farm
-            read_script(script)
-    with contextlib.suppress(ValueError):
-        is_folder(folder)
 
 
 def is_file(path: str) -> bool:
@@ -89,9 +68,9 @@ def _read(path: str) -> bytes:
 def _answer(path: str, ask: Callable[[], T]) -> T:
     """Return what ``ask`` returns. Raises what it raises, or TimeoutError."""
     folder = os.path.dirname(path)
-    for other, waiting in list(_unanswered.items()):  # other threads change it, too
-        if not waiting.is_alive() and _unanswered.pop(other, None) is not None:
-            log.info("a file system answers again", folder=other)
+    for other in [name for name, thread in _unanswered.items() if not thread.is_alive()]:
+        del _unanswered[other]
+        log.info("a file system answers again", folder=other)
     timed_out = TimeoutError(errno.ETIMEDOUT, "the file system does not answer", path)
     if folder in _unanswered or len(_unanswered) >= MAX_UNANSWERED:
         raise timed_out

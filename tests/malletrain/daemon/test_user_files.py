@@ -9,12 +9,10 @@ import threading
 
 import pytest
 
-from malletrain.client import operations
 from malletrain.daemon.jobs import user_files
 from malletrain.daemon.jobs.admission import problem_of
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.protocol import messages
-from tests.malletrain.daemon.forged import Imagined, RunningDaemon
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
 
@@ -48,7 +46,6 @@ class Hanging:
 @pytest.fixture
 def hanging(tmp_path, monkeypatch):
     (tmp_path / "nfs").mkdir()
-    (tmp_path / "nfs" / "there.py").touch()
     made = Hanging(tmp_path / "nfs", monkeypatch)
     yield made
     made.answer()
@@ -76,32 +73,6 @@ def spec_in(folder):
 def test_a_submission_does_not_wait_for_a_file_system_that_hangs(hanging):
     """The client has seen the files; the daemon served nobody meanwhile."""
     assert in_time(lambda: problem_of(spec_in(hanging.folder))) == ""
-
-
-def test_while_a_submission_waits_for_a_file_system_the_daemon_serves_others(
-    hanging, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(user_files, "ANSWER_S", NEVER_S)
-    running = RunningDaemon(tmp_path, Imagined("n0"), several=False)
-    try:
-        jobs = []
-        script = f"{hanging.folder}/there.py"
-        submission = threading.Thread(
-            target=lambda: jobs.append(running.submit("", name="a", script=script)), daemon=True
-        )
-        submission.start()
-        until(lambda: hanging.calls, "the daemon asks for the script")
-        with running.client() as client:
-            try:
-                assert in_time(lambda: client.do(operations.jobs())) == []
-                assert not jobs
-            finally:
-                hanging.answer()
-        submission.join(PATIENCE_S)
-        assert len(jobs) == 1
-    finally:
-        hanging.answer()
-        running.stop()
 
 
 def test_a_job_whose_script_does_not_come_has_a_key_all_the_same(hanging):

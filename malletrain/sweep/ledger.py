@@ -43,8 +43,8 @@ SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END, ENGINE, TEXTS, CHANGED = (
 """Attributes of a study: the sweep's description; the prefix of its jobs' keys; whether its owner
 has cancelled it; the target number of trials, and the weight of the most promising one, if they
 differ from the description; its start, seconds since the epoch; why it ended; the process that runs
-it; the digests of its script and configuration files at its start; those that changed later, each
-with the first trial after the change."""
+it; the digests of its script and configuration files at its start; those that differed later, each
+with the first trial at whose beginning it did."""
 JOB, DAEMON, ENDING, WHY, WEIGHT, NODE_S, GONE = (
     f"malletrain:{name}" for name in ("job", "daemon", "ending", "why", "weight", "node_s", "gone")
 )
@@ -82,7 +82,7 @@ class Summary:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Record of the process that runs it; empty: none."""
     change: str = ""
-    """Which of its files have changed since it began, as a sentence; empty: none."""
+    """Which of its files have differed since it began, as a sentence; empty: none."""
 
 
 def storage_url(url: str, state_dir: Path) -> str:
@@ -352,16 +352,16 @@ class Ledger:
 
     @property
     def changed_texts(self) -> dict[str, int]:
-        """Path of a file that changed after its start → the first trial after the change."""
+        """Path of a file that differed later → the first trial at whose beginning it did."""
         return dict(self.study.user_attrs.get(CHANGED, {}))
 
     @property
     def change(self) -> str:
-        """Which of these files have changed, as a sentence; empty: none."""
+        """Which of these files have differed since then, as a sentence; empty: none."""
         return " ".join(
-            f"{Path(path).name} has changed since this sweep began; trials from {first} on run the "
-            "new text."
-            for path, first in self.changed_texts.items()
+            f"When trial {trial} began, {Path(path).name} was not as at the beginning of the sweep; "
+            "other trials may have run other text."
+            for path, trial in self.changed_texts.items()
         )
 
     @property
@@ -418,7 +418,7 @@ class Ledger:
         self.study.set_user_attr(TEXTS, dict(digests))
 
     def note_changed_texts(self, first_trials: Mapping[str, int]) -> None:
-        """Record that files have changed: path → the first trial after the change."""
+        """Record files that differ: path → the first trial at whose beginning they did."""
         self.study.set_user_attr(CHANGED, {**self.changed_texts, **first_trials})
 
     def ends(self, why: str) -> None:

@@ -411,38 +411,41 @@ def _delete_losers(ledger: Ledger) -> str:
 
 class _TextWatch:
     """Records the digests of the sweep's script and configuration files at its start, and tells
-    once of each file that it has changed. Looks when the engine starts and when a trial has begun.
+    once of each file that it differs. Looks when a trial has begun.
     """
 
     def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:
         self._ledger = ledger
         self._say = say
-        self._begun = len(ledger.trials())
+        self._begun = self._begun_trials()
         if not ledger.texts:
             ledger.note_texts(text_digests(ledger.sweep))
-        elif ledger.running() or self._begun < ledger.target_trials:
-            self._compare(self._begun)
 
     def look(self) -> None:
         """Compare the files with those of the start if trials have begun since the last call."""
-        first, self._begun = self._begun, len(self._ledger.trials())
-        if self._begun > first:
-            self._compare(first)
+        begun = self._begun_trials()
+        if new := begun - self._begun:
+            self._compare(min(new))
+        self._begun = begun
 
-    def _compare(self, first: int) -> None:
-        """Record and tell what has changed. ``first``: the first trial after the change."""
+    def _begun_trials(self) -> set[int]:
+        """Return the trials that have begun. Others wait in the study (Optuna's enqueue_trial)."""
+        waiting = optuna.trial.TrialState.WAITING
+        return {trial.number for trial in self._ledger.trials() if trial.state != waiting}
+
+    def _compare(self, trial: int) -> None:
+        """Record and tell what differs. ``trial``: the trial that has begun."""
         ledger = self._ledger
         at_start, earlier = ledger.texts, ledger.changed_texts
         changed = {
-            path: first
+            path: trial
             for path, digest in text_digests(ledger.sweep).items()
             if at_start.get(path, digest) != digest and path not in earlier
         }
         if changed:
             ledger.note_changed_texts(changed)
             self._say(
-                f"{ledger.change} A trial that runs already does so from its next start. To "
-                "compare trials of one text, run a sweep of another name."
+                f"{ledger.change} To compare trials of one text, run a sweep of another name."
             )
 
 

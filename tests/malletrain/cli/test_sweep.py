@@ -183,7 +183,7 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     (tmp_path / "train.py").write_text("pass  # another text")
     resumed = run("sweep", "resume", "lr")
     assert resumed.exit_code == 0
-    changed = "train.py has changed since this sweep began; trials from 6 on run the new text"
+    changed = "When trial 6 began, train.py was not as at the beginning of the sweep"
     assert resumed.stdout.count(changed) == 1
     (row,) = json.loads(run("sweep", "status", "lr", "--json").stdout)
     assert changed in row["sentence"]

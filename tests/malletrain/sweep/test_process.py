@@ -230,12 +230,11 @@ def test_a_text_that_is_changed_while_a_sweep_runs_is_told_once(tmp_path, sweep,
         (tmp_path / file).write_text("a: 2")
     ledger.want(8)
     process.run(ledger, jobs, lines.append, change)
-    warnings = [line for line in lines if "has changed" in line]
+    warnings = [line for line in lines if "was not as" in line]
     first = 3 if resumed else 6
     assert warnings == [
-        f"{file} has changed since this sweep began; trials from {first} on run the new text. A "
-        "trial that runs already does so from its next start. To compare trials of one text, run a "
-        "sweep of another name."
+        f"When trial {first} began, {file} was not as at the beginning of the sweep; other trials "
+        "may have run other text. To compare trials of one text, run a sweep of another name."
     ]
     assert ledger.summary().change in warnings[0]
 
@@ -246,8 +245,22 @@ def test_of_a_sweep_that_is_over_no_change_is_told(tmp_path, sweep):
     process.run(ledger, TrainingJobs(), lines.append)
     (tmp_path / "train.py").write_text("print(2)")
     process.run(ledger, TrainingJobs(), lines.append)
-    assert not [line for line in lines if "has changed" in line]
+    assert not [line for line in lines if "was not as" in line]
     assert ledger.summary().change == ""
+
+
+def test_a_change_is_told_of_a_trial_that_has_begun(tmp_path, sweep):
+    """Trial 3 waits in the study until the sweep is to have more trials."""
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    jobs = TrainingJobs()
+    process.run(ledger, jobs, lambda line: None)
+    (tmp_path / "train.py").write_text("print(2)")
+    ledger.study.enqueue_trial(ledger.trials()[0].params)
+    process.run(ledger, jobs, lambda line: None)
+    assert ledger.change == ""
+    ledger.want(4)
+    process.run(ledger, jobs, lambda line: None)
+    assert ledger.change.startswith("When trial 3 began, train.py was not as at the beginning")
 
 
 ELSEWHERE = {"id": "x", "host": "login2", "pid": 7, "count": 1}

@@ -418,11 +418,17 @@ class _TextWatch:
         self._ledger = ledger
         self._say = say
         self._begun = self._begun_trials()
-        if not ledger.texts:
-            ledger.note_texts(text_digests(ledger.sweep))
+        is_new = not self._begun and not ledger.texts
+        self._unsaved = text_digests(ledger.sweep) if is_new else {}
+        """Digests that are not in the study yet."""
 
     def look(self) -> None:
-        """Compare the files with those of the start if trials have begun since the last call."""
+        """Compare the files with those of the start if trials have begun since the last call.
+        Raises StorageInternalError if the database refuses; call it again then.
+        """
+        if self._unsaved:
+            self._ledger.note_texts(self._unsaved)
+            self._unsaved = {}
         begun = self._begun_trials()
         if new := begun - self._begun:
             self._compare(min(new))

@@ -249,6 +249,28 @@ def test_of_a_sweep_that_is_over_no_change_is_told(tmp_path, sweep):
     assert ledger.summary().change == ""
 
 
+@pytest.mark.parametrize("refused", ["note_texts", "note_changed_texts"])
+def test_a_database_that_refuses_digests_is_waited_for(tmp_path, sweep, monkeypatch, refused):
+    """As SQLite does ("database is locked") while another program writes for long."""
+    monkeypatch.setattr(process, "AWAY_S", 0.0)
+    note, lines = getattr(Ledger, refused), []
+
+    def refuse_once(ledger, texts):
+        monkeypatch.setattr(Ledger, refused, note)
+        raise optuna.exceptions.StorageInternalError("database is locked")
+
+    def change(name):
+        if name == "submitted" and len(ledger.trials()) == 3:
+            (tmp_path / "train.py").write_text("print(2)")
+
+    monkeypatch.setattr(Ledger, refused, refuse_once)
+    ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)
+    process.run(ledger, TrainingJobs(), lines.append, change)
+    assert [line for line in lines if "Waiting for it to come back" in line]
+    assert len(ledger.trials(optuna.trial.TrialState.RUNNING)) == 0
+    assert list(ledger.texts) == list(ledger.changed_texts) == [str(tmp_path / "train.py")]
+
+
 def test_a_change_is_told_of_a_trial_that_has_begun(tmp_path, sweep):
     """Trial 3 waits in the study until the sweep is to have more trials."""
     ledger = Ledger.create(optuna.storages.InMemoryStorage(), sweep)

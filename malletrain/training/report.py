@@ -378,9 +378,9 @@ def _tell_decreasing_steps(name: str, step: int) -> None:
     _last_steps[name] = number, step
     if step < last and last_round == number:
         notice(
-            f"The steps of the metric {name[:40]} decrease, as if they counted within an epoch. "
-            "A sweep compares trials by increasing steps, and its pruner does not see the values "
-            "of lower ones. Count the steps on over the whole training."
+            f"The metric {name[:40]} was reported for a lower step than the one before. If the "
+            "sweep's pruner compares trials by this metric, it does not see such values. It sees "
+            "all values of steps that count over the whole training and are reported in order."
         )
 
 

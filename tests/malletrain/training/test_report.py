@@ -213,7 +213,7 @@ def test_steps_that_decrease_are_told_to_a_sweeps_trial(in_sweep, agent, monkeyp
         monkeypatch.setenv("MALLETRAIN_GENERATION", str(generation))
         for step in steps:  # a live job that has lost a node repeats steps
             malletrain.metric("repeated", 1.0, step=step)
-    names = [line.split()[6] for line in capsys.readouterr().err.splitlines()]
+    names = [line.split()[3] for line in capsys.readouterr().err.splitlines()]
     assert names == ["within", "remaining"] * in_sweep
     notices = []
     if in_sweep:

@@ -242,10 +242,12 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
                 "qmgr -c 'set sched preempt_order = D' lets leases leave in order.",
             )
         if "S" in lease_methods:
+            is_after_c = re.search(r"C\w*S", inputs.site.preempt_order)
+            leases = "Without a checkpoint_abort script preempted" if is_after_c else "Preempted"
             yield (
                 True,
                 (
-                    "Preempted leases are suspended: they get no signal and keep their memory "
+                    f"{leases} leases are suspended: they get no signal and keep their memory "
                     "until MalleTrain kills them (qsig, qdel), at the next poll. "
                     "qmgr -c 'set sched preempt_order = D' lets them leave in order."
                 ),

@@ -193,6 +193,8 @@ def test_how_leases_are_preempted_is_told(site, order, suspended, checkpointed):
     findings = site.scavenger().check()
     assert any("leases are suspended" in words for _, words in findings) == suspended
     assert any("by checkpointing only" in words for _, words in findings) == checkpointed
+    without_script = any("Without a checkpoint_abort script" in words for _, words in findings)
+    assert without_script == (order == "CS")
     assert not [words for works, words in findings if works is False and "preempt_order" in words]
 
 

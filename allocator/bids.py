@@ -174,7 +174,7 @@ class SizeValues:
 
     def value(self, size: int) -> float | None:
         """Return the value of ``size`` nodes, or None if the job does not accept that size."""
-        index = int(np.searchsorted(self.sizes, size))
+        index = int(self.sizes.searchsorted(size))
         if index < len(self.sizes) and self.sizes[index] == size:
             return float(self.values[index])
         return None

@@ -206,7 +206,8 @@ class ControllerState:
     def _free(self, names: Iterable[str], now: float) -> None:
         for name in names:
             node = self.nodes[name]
-            self._set_work(name, False, 0.0)
+            if node.info.busy or node.info.reread_s:
+                self._set_work(name, False, 0.0)
             node.job, node.review_at = None, now + self._release_after_s
             if node.gone_at is None:
                 self.idle.add(name)

@@ -231,10 +231,11 @@ class RestartRounds(RoundMachine, NodeHolder):
     @property
     def finishing(self) -> bool:
         """Whether the script has ended somewhere or runs the code after its training."""
-        return self.whole() and any(
+        is_ending = any(
             self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation)
             for n in self.members
         )
+        return is_ending and self.whole()
 
     @property
     def between_epochs(self) -> bool:

@@ -378,8 +378,10 @@ def _raised(curve: ScalingCurve) -> ScalingCurve:
 
 def _fits(candidate: Candidate, capacity: Mapping[Pool, int]) -> bool:
     """Return whether a pool is large enough for the smallest size of the job."""
-    largest = max((count for pool, count in capacity.items() if candidate.may_use(pool)), default=0)
-    return candidate.smallest is not None and candidate.smallest <= largest
+    smallest = candidate.smallest
+    return smallest is not None and any(
+        smallest <= count and candidate.may_use(pool) for pool, count in capacity.items()
+    )
 
 
 def freetrain_settings(settings: ControllerSettings) -> ControllerSettings:

@@ -451,8 +451,8 @@ class Api:
         # What was idle at the last poll may have been leased since.
         leased = {row.node for row in self.leases.active.values()}
         leased.update(agent.node for agent in state.agents)
-        held = Counter(agent.holds for agent in state.agents)
-        farming = sum(held[job] for job, run in state.runs.items() if run.spec.mode == "farm")
+        agents = Counter(agent.holds for agent in state.agents)
+        farming = sum(agents[job] for job, run in state.runs.items() if run.spec.mode == "farm")
         return StatusView(
             __version__,
             os.getpid(),
@@ -461,8 +461,8 @@ class Api:
             now,
             self.scheduler,
             len(state.gaps.keys() - leased),
-            held.total(),
-            held.total() - held[None] - farming,
+            agents.total(),
+            agents.total() - agents[None] - farming,
             dict(totals.jobs),
             totals.samples + unsaved,
             sum(run.rate(now) for run in state.runs.values()),

@@ -45,10 +45,11 @@ def test_nodes_that_train_and_nodes_of_farms_are_counted_apart(tmp_path):
             task = farm.FarmSpec(("run", "{x}"), ("x",), 1, "logs/{index}.log", cpus=1)
             farming = daemon.submit("ann", farm=task, mode="farm", goal="throughput", max_nodes=1)
             ann.do(operations.add_tasks(farming, 0, [["v"]]))
-            held = until(
-                lambda: len(daemon.machine.of("bob")) == 2 and daemon.machine.of("ann"), "leases"
+            leases = until(
+                lambda: len(daemon.machine.of("bob")) == 2 and daemon.machine.of("ann"),
+                "three leases",
             )
-            for lease in (*daemon.machine.of("bob"), *held):
+            for lease in (*daemon.machine.of("bob"), *leases):
                 agents.append(Agent(daemon, lease))
                 agents[-1].hello()
             for agent in agents:

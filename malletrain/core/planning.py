@@ -18,6 +18,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from statistics import median
 from typing import Any, Protocol
@@ -318,7 +319,8 @@ def _requests(
     requests, lasting = [], LongLivedNodes(nodes)
     some_unmeasured = any(c.curve is None for c in bidders)
     rate_one = _single_node_rate(bidders) if some_unmeasured else 1.0
-    has_cached_data = any(map(_REREAD_S, nodes.values()))
+    used_nodes = chain.from_iterable(current_nodes[c.job] for c in bidders)
+    has_cached_data = any(map(_REREAD_S, map(nodes.__getitem__, used_nodes)))
     for c in bidders:
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]

@@ -60,6 +60,10 @@ def test_nodes_that_train_and_nodes_of_farms_are_counted_apart(tmp_path):
                 return status.nodes_leased, status.nodes_training, status.nodes_farming
 
             until(lambda: counts() == (3, 2, 1), "all are counted")
+            ann.do(operations.cancel([farming]))
+            agents[-1].hear(messages.Release)
+            agents[-1].say(messages.Released(farming))
+            until(lambda: counts() == (3, 2, 0), "the farm's node is still leased, without a job")
     finally:
         for agent in agents:
             agent.close()

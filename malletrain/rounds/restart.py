@@ -231,10 +231,10 @@ class RestartRounds(RoundMachine, NodeHolder):
     @property
     def finishing(self) -> bool:
         """Whether the script has ended somewhere or runs the code after its training."""
-        return self.whole() and any(
-            self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation)
-            for n in self.members
-        )
+        for n in self.members:
+            if self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation):
+                return self.whole()
+        return False
 
     @property
     def between_epochs(self) -> bool:

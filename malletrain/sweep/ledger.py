@@ -359,8 +359,8 @@ class Ledger:
     def change(self) -> str:
         """Which of these files have differed since then, as a sentence; empty: none."""
         return " ".join(
-            f"When trial {trial} began, {Path(path).name} was not as at the beginning of the sweep; "
-            "other trials may have run other text."
+            f"When trial {trial} began, {Path(path).name} was not as at the beginning of the "
+            "sweep; other trials may have run other text."
             for path, trial in self.changed_texts.items()
         )
 

@@ -124,13 +124,17 @@ SCRIPT_ENDED = "The script itself ended with this code."
 """Cause of a failure with RESTART_CODE if the worker had not asked to be started again. It says
 nothing more than the code, so that the output describes the failure.
 """
+LAUNCHER_KILLED = "The launcher was killed"
+"""Beginning of the cause of a failure whose launcher was killed by something other than its agent.
+"""
 NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 def unfit(assignment: Assignment) -> bool:
-    """Return whether the launcher found that the job's software is not available on the node."""
+    """Return whether the job's software, or its working directory, is missing on the node."""
     has_started = assignment.generation > 0 or assignment.phase is not AssignmentPhase.EXITED
-    return not has_started and any(f.exitcode == UNFIT and f.cause for f in assignment.failures)
+    causes = (f.cause for f in assignment.failures if f.exitcode in (CANNOT_START, UNFIT))
+    return not has_started and any(causes)
 
 
 def starts_again(failure: Failure) -> bool:

@@ -167,7 +167,9 @@ class NodesRejected:
     sentence: str
     """Reason for users."""
     unfit: bool = False
-    """Whether the job's software is available neither there nor on any other node of the plan."""
+    """Whether the job's software or working directory is available neither there nor on any other
+    node of the plan.
+    """
 
 
 Action = (

@@ -53,8 +53,8 @@ from malletrain.rounds.interface import (
 from scavenger.hostlist import named
 
 MAX_NODES_TRIED = 3
-"""Number of nodes without a job's software after which the job fails; fewer if the machine has
-fewer.
+"""Number of nodes without a job's software or working directory after which the job fails; fewer if
+the machine has fewer.
 """
 MAX_REASON_LENGTH = 1000
 """Maximum length of the reason of a failure, in characters. It quotes the job's last line, which
@@ -192,8 +192,8 @@ class RoundShell:
         self._feed(RescaleFinished(run.row.id))
 
     def _reject_nodes(self, run: ActiveJob, action: NodesRejected) -> None:
-        """Reject nodes, unless the job's software is missing on all of them: then the nodes are
-        fit, and the job fails.
+        """Reject nodes, unless the job's software or working directory is missing on all of them:
+        then the nodes are fit, and the job fails.
         """
         if action.unfit:
             run.unfit += action.nodes

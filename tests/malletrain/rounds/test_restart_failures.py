@@ -88,6 +88,16 @@ def test_a_killed_launcher_is_the_first_cause_and_may_be_the_beginning_of_a_loss
     assert SendAssign("b") in r.move(("a", "b"), 117.0)
 
 
+def test_a_launcher_that_its_agent_killed_is_not_taken_for_the_beginning_of_a_loss():
+    r = running("a", "b")
+    cause = "The job uses 900 MiB of memory on this node, and its slot has 800 MiB."
+    own = Failure(1, -9, 110.3, cause=cause)
+    fails(r, 110.0, "a", tail=CLOSED)
+    says(r, 110.0, "exited", "b", generation=1, failures=(own,))
+    (broke,) = r.tick(112.0)
+    assert broke.sentence == f"Rank 1 was killed by signal 9: {cause}"
+
+
 def test_a_node_that_is_lost_after_its_launcher_was_killed_is_no_failure():
     r = running("a", "b")
     says(r, 110.0, "exited", "b", generation=1, failures=(KILLED,))
@@ -136,9 +146,9 @@ def test_a_launcher_that_entered_no_round_is_the_fault_of_no_node_of_the_last_on
     r.gone("a", 110.0)
     r.gone("b", 110.0)
     r.move(("c",), 111.0)
-    missing = Failure(0, 126, 112.0, cause="There is no folder /x on this node.")
-    (broke,) = says(r, 112.0, "exited", "c", failures=(missing,))
-    assert (broke.failures, broke.nodes) == ((missing,), ())
+    failure = Failure(0, 1, 112.0, cause="SyntaxError: invalid syntax")
+    (broke,) = says(r, 112.0, "exited", "c", failures=(failure,))
+    assert (broke.failures, broke.nodes) == ((failure,), ())
 
 
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():
@@ -313,13 +323,16 @@ def test_a_crash_at_once_breaks_the_round_that_was_never_formed():
 
 LACKING = Failure(0, 78, 1.0, cause="There is no conda environment x on this node.")
 SENTENCE = "There is no conda environment x on this node"
+MISSING = Failure(0, 126, 1.0, cause="There is no folder /x on this node.")
 
 
-def test_a_node_without_the_jobs_software_costs_the_node_and_no_try():
+@pytest.mark.parametrize("failure", [LACKING, MISSING])
+def test_a_node_without_the_jobs_software_or_folder_costs_the_node_and_no_try(failure):
     r = RestartRounds(SETTINGS)
     r.move(("a",), 0.0)
-    rejected = says(r, 1.0, "exited", "a", failures=(LACKING,))
-    assert rejected == [SendRelease("a"), NodesRejected(("a",), SENTENCE, unfit=True)]
+    rejected = says(r, 1.0, "exited", "a", failures=(failure,))
+    why = failure.cause.rstrip(".")
+    assert rejected == [SendRelease("a"), NodesRejected(("a",), why, unfit=True)]
     assert r.move(("b",), 2.0) == [SendAssign("b")]
     [formed, _] = says(r, 3.0, "ready", "b")
     assert formed == SaveRound(1, ("b",))

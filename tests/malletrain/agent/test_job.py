@@ -251,6 +251,29 @@ def test_a_launcher_that_cannot_start_says_why(daemon, start, tmp_path, fields, 
     )
 
 
+def has_failed_to_start(agent):
+    logs = agent.run_dir.rglob("launcher.log")
+    return any("cannot be started" in log.read_text() for log in logs)
+
+
+def test_a_working_directory_that_is_mounted_late_is_waited_for(daemon, start, tmp_path):
+    agent, folder = start(), tmp_path / "mounted-late"
+    python = fake_python(tmp_path, OBEDIENT)
+    daemon.send("n0", messages.Assign("j1", spec(folder, python=python)))
+    eventually(lambda: has_failed_to_start(agent), "a start that failed")
+    folder.mkdir()
+    daemon.expect("n0", messages.Phase, phase="ready")
+
+
+def test_a_job_that_waits_for_its_working_directory_can_be_released(daemon, start, tmp_path):
+    agent = start()
+    daemon.send("n0", messages.Assign("j1", spec(tmp_path / "missing")))
+    eventually(lambda: has_failed_to_start(agent), "a start that failed")
+    daemon.send("n0", messages.Release("j1", 5.0))
+    daemon.expect("n0", messages.Released, job="j1")
+    assert not agent.job_pids()
+
+
 def test_assigning_twice_starts_one_launcher(daemon, start, tmp_path):
     start()
     running(daemon, tmp_path)

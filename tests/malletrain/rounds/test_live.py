@@ -532,6 +532,43 @@ def test_a_leaver_that_is_planned_again_goes_on_at_once_where_the_others_of_its_
     assert aborts(actions) == {("a", 1), ("a", 2)}
 
 
+def test_a_worker_that_is_killed_uses_up_no_try_where_a_leaver_planned_again_has_the_state():
+    live = planned_with_a_joiner("b")
+    actions = live.fails("b")
+    assert rounds(actions) == [("a",)]
+    assert aborts(actions) == {("a", 1), ("a", 2)}
+    live.now += 30.0
+    assert not of(Broke, live.rounds.tick(live.now))
+    live.run()
+    assert rounds(live.says("d", "ready", 0)) == [("a", "d")]
+
+
+def test_a_script_that_fails_by_itself_is_told_once_where_a_leaver_planned_again_has_the_state():
+    live = planned_with_a_joiner("b")
+    assert len(of(Broke, live.fails("b", RAISED))) == 1
+    live.now += 30.0
+    assert not of(Broke, live.rounds.tick(live.now))
+    assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
+
+
+def test_a_leaver_planned_again_that_is_not_enough_alone_keeps_its_state_after_a_failure():
+    live = Live("a", "b", min_nodes=2)
+    live.rounds.min_nodes = 1
+    live.rounds.move(("b",), live.now)
+    live.rounds.min_nodes = 2
+    live.rounds.move(("a", "d"), live.now)
+    assert not of(SendRelease, live.fails("b"))
+    assert rounds(live.says("d", "ready", 0)) == [("a", "d")]
+
+
+def test_leavers_do_not_stay_until_the_end_of_a_script_that_is_finishing():
+    live = Live("a", "b")
+    live.rounds.move(("b",), live.now)
+    live.rounds.move(("d",), live.now)
+    assert SendRelease("a") in live.says("b", "finishing", 2), "the report that b runs was lost"
+    assert live.rounds.stage is RoundStage.FINISHING
+
+
 def test_a_leaver_whose_agent_has_nothing_of_the_job_is_started_again_when_it_is_planned_again():
     live = Live("a", "b")
     live.rounds.move(("b",), live.now)

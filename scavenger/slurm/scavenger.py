@@ -265,7 +265,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self.api = api
         self.source = source or SlurmCommandSource(commands)
         """How Slurm is read; chosen when its version is known."""
-        self._settled = source is not None or api == "commands"
+        self._chooses = source is None and api != "commands"
+        self._chosen_for: tuple[int, int] | None = None
+        """Version of Slurm for which the source was chosen."""
         self._hold = Hold()
         self._limits = LimitWatch()
         self._moved = MovedLeases(self.title, "partition", "scheduler.slurm")
@@ -278,16 +280,20 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     @property
     def source_name(self) -> str:
-        """How Slurm is read: through its commands, or through pyslurm."""
-        return self.source.name
+        """How Slurm is read: through its commands, or through pyslurm; with the reason if pyslurm
+        is installed and not used.
+        """
+        reason = getattr(self.source, "reason", "")
+        return f"{self.source.name}, because {reason}" if reason else self.source.name
 
     def _ask_site(self) -> SlurmSite:
         before_s = 0.0 if self.site is None else self.site.clock_ahead_s
         site = ask_site(self.commands, self.clock, before_s)
         site = with_accounting(self.commands, site, self.settings, self.site)
-        if not self._settled:
+        upgraded = self.api == "auto" and site.version != self._chosen_for
+        if self._chooses and (self._chosen_for is None or upgraded):
             self.source = source_for(self.api, self.commands, site.version)
-            self._settled = True
+            self._chosen_for = site.version
         return site
 
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:

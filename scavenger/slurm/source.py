@@ -17,7 +17,7 @@ from scavenger.batch.commands import CommandError, Commands, failure
 from scavenger.batch.groups import leases_in
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.interface import SchedulerError, kind_of
-from scavenger.slurm.bindings import PyslurmSource
+from scavenger.slurm.bindings import PyslurmSource, is_installed
 from scavenger.slurm.parse import (
     OF_THIS_CLUSTER,
     SINFO_FIELDS,
@@ -34,6 +34,8 @@ from scavenger.slurm.parse import (
 from scavenger.slurm.state import ENDED_STATES
 
 Api = Literal["auto", "commands", "pyslurm"]
+TRIAL_PREFIX = "malletrain"
+"""Prefix for a read whose answer is not used."""
 BITSTR_LEN = "1024"
 """Maximum length of the list of pending array tasks that squeue prints, characters."""
 
@@ -55,8 +57,10 @@ class SlurmCommandSource:
 
     name = "commands"
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, reason: str = "") -> None:
+        """``reason``: why pyslurm, which is installed, is not used; empty if there is none."""
         self.commands = commands
+        self.reason = reason
 
     def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         """See :class:`SlurmSource`.
@@ -114,7 +118,9 @@ def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmSource:
-    """Return the source to use. Raises SchedulerError if pyslurm is configured and cannot be used.
+    """Return the source to use. With ``auto`` it is pyslurm if it can read this Slurm, else the
+    commands, whatever is wrong with pyslurm. Raises SchedulerError if pyslurm is configured and
+    cannot be used.
 
     Args:
         api: the site's setting.
@@ -124,13 +130,21 @@ def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmS
     if api == "commands":
         return SlurmCommandSource(commands)
     source = PyslurmSource(commands, version)
-    if not (why := source.trouble()):
-        return source
     if api == "pyslurm":
-        raise SchedulerError(
-            f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'
-        )
-    return SlurmCommandSource(commands)
+        if why := source.trouble():
+            raise SchedulerError(
+                f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'
+            )
+        return source
+    if not is_installed():
+        return SlurmCommandSource(commands)
+    try:
+        if not (why := source.trouble()):
+            source.read(TRIAL_PREFIX)
+            return source
+    except SchedulerError as error:  # it crashes, gives no answer, or was built for another Slurm
+        why = str(error).rstrip(".")
+    return SlurmCommandSource(commands, why)
 
 
 IDS_PER_QUERY = 500

@@ -166,10 +166,15 @@ class NodesRejected:
     nodes: tuple[str, ...]
     sentence: str
     """Reason for users."""
-    unfit: bool = False
-    """Whether the job's software or working directory is available neither there nor on any other
-    node of the plan.
+    exit_code: int | None = None
+    """Exit code of the launcher if the job's software or working directory is available neither
+    there nor on any other node of the plan; None if the nodes are rejected for another reason.
     """
+
+    @property
+    def unfit(self) -> bool:
+        """Whether that is available neither there nor on any other node of the plan."""
+        return self.exit_code is not None
 
 
 Action = (

@@ -391,7 +391,7 @@ class RestartRounds(RoundMachine, NodeHolder):
             if not unfit:
                 return self._report_failure(broke)
             self.deadline = now + self.settings.warmup_s if coming else None
-            return self.reject(ended, broke.sentence.rstrip("."), unfit=True)
+            return self.reject(ended, broke.sentence.rstrip("."), broke.failures[0].exitcode)
         if not ready and coming and not taken:
             late = Broke((), f"No launcher came up in time on {', '.join(coming)}.")
             return self._report_failure(late)
@@ -411,10 +411,10 @@ class RestartRounds(RoundMachine, NodeHolder):
         """Release ``nodes`` from the job."""
         return self.holdings.release(nodes)
 
-    def reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
+    def reject(self, nodes: list[str], why: str, exit_code: int | None = None) -> list[Action]:
         """Continue without ``nodes``."""
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
+        return [*self.release(nodes), NodesRejected(tuple(nodes), why, exit_code)]
 
     def release_all(self, _: Occurrence) -> list[Action]:
         """Release every node."""

@@ -203,7 +203,12 @@ class RoundShell:
                 where = named(tried[:MAX_NODES_TRIED])
                 sentence = f"{action.sentence[:MAX_REASON_LENGTH]}. It was tried on {where}."
                 self._repository.save(run, failure=sentence)
-                self._audit.record(EventKind.WORKERS_FAILED, sentence, job=run.row.id)
+                self._audit.record(
+                    EventKind.WORKERS_FAILED,
+                    sentence,
+                    job=run.row.id,
+                    exit_code=action.exit_code,
+                )
                 self._feed(SoftwareLacking(run.row.id, sentence))
                 return
         for node in action.nodes:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from malletrain.cli.wait import exit_code_of_failed
 from malletrain.protocol import messages
 from malletrain.protocol.phases import AssignmentPhase
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
@@ -109,3 +110,5 @@ def test_a_folder_that_is_missing_on_all_nodes_costs_the_job_and_no_try(site, no
     until(lambda: one.daemon.job(job).state == "failed", "it has failed")
     with one.daemon.client("ann") as client:
         assert client.job(job).job.reason.startswith(f"{sentence} It was tried on n")
+    failed = [event for event in one.daemon.events() if event.kind == "workers-failed"]
+    assert exit_code_of_failed(failed) == 126

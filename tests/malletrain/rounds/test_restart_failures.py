@@ -332,7 +332,7 @@ def test_a_node_without_the_jobs_software_or_folder_costs_the_node_and_no_try(fa
     r.move(("a",), 0.0)
     rejected = says(r, 1.0, "exited", "a", failures=(failure,))
     why = failure.cause.rstrip(".")
-    assert rejected == [SendRelease("a"), NodesRejected(("a",), why, unfit=True)]
+    assert rejected == [SendRelease("a"), NodesRejected(("a",), why, failure.exitcode)]
     assert r.move(("b",), 2.0) == [SendAssign("b")]
     [formed, _] = says(r, 3.0, "ready", "b")
     assert formed == SaveRound(1, ("b",))
@@ -348,14 +348,14 @@ def test_whether_it_is_there_on_another_node_is_waited_for():
     r = RestartRounds(SETTINGS)
     r.move(("a", "b", "c"), 0.0)
     nowhere = says(r, 1.0, "exited", "a", "b", "c", failures=(LACKING,))
-    assert NodesRejected(("a", "b", "c"), SENTENCE, unfit=True) in nowhere
+    assert NodesRejected(("a", "b", "c"), SENTENCE, exit_code=78) in nowhere
 
 
 def test_who_does_not_come_up_where_others_lack_the_software_is_told_in_time():
     r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "exited", "a", failures=(LACKING,))
-    assert NodesRejected(("a",), SENTENCE, unfit=True) in r.tick(60.0)
+    assert NodesRejected(("a",), SENTENCE, exit_code=78) in r.tick(60.0)
     (broke,) = r.tick(120.0)
     assert broke.sentence == "No launcher came up in time on b."
 

@@ -107,8 +107,9 @@ class LiveRounds(RestartRounds):
                     actions += self.handle(report.then(RoundEvent.GROUP_BROKE))
                 return actions
             if assignment.phase in BROKEN:
-                told = any(isinstance(action, Broke) for action in actions)
-                others = self.survivors() or (held_state and not told and self._holders_suffice())
+                is_failure = any(isinstance(action, Broke) for action in actions)
+                leavers_go_on = held_state and not is_failure and self._holders_suffice()
+                others = self.survivors() or leavers_go_on
                 if not (held_state or joined) or not others:
                     return actions
                 event = RoundEvent.JOINER_FAILED if joined else RoundEvent.WORKER_FAILED
@@ -411,8 +412,8 @@ class LiveRounds(RestartRounds):
         return [*self._release_leavers(), *super().release_all(occurrence)]
 
     def await_end(self, occurrence: Occurrence) -> list[Action]:
-        """Wait for the end of the script on the nodes of the newest round, and release the leavers
-        of the group before it.
+        """Delay the change of nodes until the script has ended, as long as the nodes may stay, and
+        release the leavers of the group before the newest round.
         """
         return [*self._release_needless_leavers(), *super().await_end(occurrence)]
 

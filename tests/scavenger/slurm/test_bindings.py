@@ -305,19 +305,19 @@ def test_check_says_why_pyslurm_is_not_used(installed, tmp_path):
 
 
 def test_another_source_is_chosen_when_slurm_is_upgraded(monkeypatch, tmp_path):
-    slurm, asked = World(tmp_path), []
+    slurm, versions = World(tmp_path), []
     monkeypatch.setattr(
         "scavenger.slurm.scavenger.source_for",
-        lambda api, commands, version: asked.append(version) or SlurmCommandSource(commands),
+        lambda api, commands, version: versions.append(version) or SlurmCommandSource(commands),
     )
     scavenger = slurm.scavenger(api="auto")
     scavenger.check()
     scavenger.check()
-    assert asked == [(22, 5)]
+    assert versions == [(22, 5)]
     slurm.file("config", CONFIG.replace("22.05.8", "24.11.0"))
     slurm.now += scavenger.site_every_s
     scavenger.check()
-    assert asked == [(22, 5), (24, 11)]
+    assert versions == [(22, 5), (24, 11)]
 
 
 def test_without_pyslurm_the_commands_are_taken(monkeypatch):

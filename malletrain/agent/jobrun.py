@@ -136,7 +136,9 @@ class NodeJob:
         """Time for which the launcher has waited for a round, seconds."""
         self._last_step_at = time.monotonic()
         self._starts_without_folder = 0
-        """Number of starts in a row that failed because the working directory is missing."""
+        """Number of starts that failed because the working directory is missing. Later tries on
+        this node do not wait for it again.
+        """
         self._start_at: float | None = None
         """Time at which the launcher is started again for that; None if it is not."""
         self._kill_at: float | None = None
@@ -398,7 +400,7 @@ class NodeJob:
         if code is not None:
             self._on_launcher_end(code)
         if self._start_at is not None and now >= self._start_at:
-            self._start_launcher()
+            self._start()
         between = self.phase is AssignmentPhase.BETWEEN_EPOCHS
         if self._drain is not None and between and self._drain[0].number != OWN_DRAIN:
             # The drain is served after the code between epochs. The daemon limits this time.
@@ -416,10 +418,6 @@ class NodeJob:
     # --- inside ---
 
     def _start(self) -> None:
-        self._starts_without_folder = 0
-        self._start_launcher()
-
-    def _start_launcher(self) -> None:
         spec, self._start_at = self._assign.spec, None
         self.phase, self.failures = AssignmentPhase.STARTING, ()
         self._store, self._waited_s = None, 0.0

@@ -236,9 +236,7 @@ class WorkersFailed:
 
 @dataclass(frozen=True)
 class SoftwareLacking:
-    """The job's software or working directory is not available on any node that was tried, so
-    another try is useless.
-    """
+    """The job's software is not available on any node that was tried, so another try is useless."""
 
     job: str
     reason: str

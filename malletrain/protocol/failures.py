@@ -131,10 +131,9 @@ NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 def unfit(assignment: Assignment) -> bool:
-    """Return whether the job's software, or its working directory, is missing on the node."""
+    """Return whether the launcher found that the job's software is not available on the node."""
     has_started = assignment.generation > 0 or assignment.phase is not AssignmentPhase.EXITED
-    causes = (f.cause for f in assignment.failures if f.exitcode in (CANNOT_START, UNFIT))
-    return not has_started and any(causes)
+    return not has_started and any(f.exitcode == UNFIT and f.cause for f in assignment.failures)
 
 
 def starts_again(failure: Failure) -> bool:

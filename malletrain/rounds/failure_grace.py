@@ -1,5 +1,5 @@
 """Decides why workers failed: by themselves, because of the loss of a node that is not known yet,
-or because the job's software or working directory is missing on their nodes.
+or because the job's software is missing on their nodes.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:
         ended: The nodes, with their reports.
 
     Returns:
-        The failure, and whether the job's software or working directory was missing on all of them.
-        Then the nodes are to blame, unless it is missing everywhere.
+        The failure, and whether the job's software was missing on all of them. Then the nodes are
+        to blame, unless it is missing everywhere.
     """
     own = {node: assignment for node, assignment in ended.items() if not unfit(assignment)}
     to_blame = own or ended

@@ -166,15 +166,8 @@ class NodesRejected:
     nodes: tuple[str, ...]
     sentence: str
     """Reason for users."""
-    exit_code: int | None = None
-    """Exit code of the launcher if the job's software or working directory is available neither
-    there nor on any other node of the plan; None if the nodes are rejected for another reason.
-    """
-
-    @property
-    def unfit(self) -> bool:
-        """Whether that is available neither there nor on any other node of the plan."""
-        return self.exit_code is not None
+    unfit: bool = False
+    """Whether the job's software is available neither there nor on any other node of the plan."""
 
 
 Action = (

@@ -231,10 +231,10 @@ class RestartRounds(RoundMachine, NodeHolder):
     @property
     def finishing(self) -> bool:
         """Whether the script has ended somewhere or runs the code after its training."""
-        return self.whole() and any(
-            self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation)
-            for n in self.members
-        )
+        for n in self.members:
+            if self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation):
+                return self.whole()
+        return False
 
     @property
     def between_epochs(self) -> bool:
@@ -391,7 +391,7 @@ class RestartRounds(RoundMachine, NodeHolder):
             if not unfit:
                 return self._report_failure(broke)
             self.deadline = now + self.settings.warmup_s if coming else None
-            return self.reject(ended, broke.sentence.rstrip("."), broke.failures[0].exitcode)
+            return self.reject(ended, broke.sentence.rstrip("."), unfit=True)
         if not ready and coming and not taken:
             late = Broke((), f"No launcher came up in time on {', '.join(coming)}.")
             return self._report_failure(late)
@@ -411,10 +411,10 @@ class RestartRounds(RoundMachine, NodeHolder):
         """Release ``nodes`` from the job."""
         return self.holdings.release(nodes)
 
-    def reject(self, nodes: list[str], why: str, exit_code: int | None = None) -> list[Action]:
+    def reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         """Continue without ``nodes``."""
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self.release(nodes), NodesRejected(tuple(nodes), why, exit_code)]
+        return [*self.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
     def release_all(self, _: Occurrence) -> list[Action]:
         """Release every node."""

@@ -243,9 +243,9 @@ class ServiceRounds(NodeHolder):
     def _is_complete(self) -> bool:
         return bool(self.target) and all(self._up_or_done(n) for n in self.target)
 
-    def _reject(self, nodes: list[str], why: str, exit_code: int | None = None) -> list[Action]:
+    def _reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self.holdings.release(nodes), NodesRejected(tuple(nodes), why, exit_code)]
+        return [*self.holdings.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
     def _remove(self, node: str) -> None:
         self.holdings.forget(node)
@@ -326,7 +326,7 @@ class ServiceRounds(NodeHolder):
             if self._awaited and any(not self.holdings.is_in(n, *BROKEN) for n in self.target):
                 self._failures_due[node] = now + self.settings.failure_grace_s
                 return []  # it may still start elsewhere
-            return self._reject([node], describe(failures).rstrip("."), failures[0].exitcode)
+            return self._reject([node], describe(failures).rstrip("."), unfit=True)
         return self._process_ended(node, now)
 
     def _process_ended(self, node: str, now: float) -> list[Action]:

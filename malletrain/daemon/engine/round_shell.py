@@ -53,8 +53,8 @@ from malletrain.rounds.interface import (
 from scavenger.hostlist import named
 
 MAX_NODES_TRIED = 3
-"""Number of nodes without a job's software or working directory after which the job fails; fewer if
-the machine has fewer.
+"""Number of nodes without a job's software after which the job fails; fewer if the machine has
+fewer.
 """
 MAX_REASON_LENGTH = 1000
 """Maximum length of the reason of a failure, in characters. It quotes the job's last line, which
@@ -192,8 +192,8 @@ class RoundShell:
         self._feed(RescaleFinished(run.row.id))
 
     def _reject_nodes(self, run: ActiveJob, action: NodesRejected) -> None:
-        """Reject nodes, unless the job's software or working directory is missing on all of them:
-        then the nodes are fit, and the job fails.
+        """Reject nodes, unless the job's software is missing on all of them: then the nodes are
+        fit, and the job fails.
         """
         if action.unfit:
             run.unfit += action.nodes
@@ -203,12 +203,7 @@ class RoundShell:
                 where = named(tried[:MAX_NODES_TRIED])
                 sentence = f"{action.sentence[:MAX_REASON_LENGTH]}. It was tried on {where}."
                 self._repository.save(run, failure=sentence)
-                self._audit.record(
-                    EventKind.WORKERS_FAILED,
-                    sentence,
-                    job=run.row.id,
-                    exit_code=action.exit_code,
-                )
+                self._audit.record(EventKind.WORKERS_FAILED, sentence, job=run.row.id)
                 self._feed(SoftwareLacking(run.row.id, sentence))
                 return
         for node in action.nodes:

@@ -247,8 +247,8 @@ class ActiveJob:
     launcher_tail: str = ""
     """Last output of a launcher that ended."""
     unfit: list[str] = field(default_factory=list)
-    """Nodes on which its software or working directory was not available, as long as it has started
-    on none. A node appears once for each try.
+    """Nodes on which its software was not available, as long as it has started on none. A node
+    appears once for each try.
     """
     counts: SampleCount = field(default_factory=SampleCount)
     """Samples of its newest round at a common time."""

@@ -1,8 +1,7 @@
-"""Nodes on which a job's software or folder cannot be had, told by agents of a real daemon."""
+"""Nodes on which a job's software cannot be had, told by agents of a real daemon."""
 
 import pytest
 
-from malletrain.cli.wait import exit_code_of_failed
 from malletrain.protocol import messages
 from malletrain.protocol.phases import AssignmentPhase
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
@@ -38,9 +37,9 @@ class Site:
     def node(self, lease):
         return self.machine.requests[lease].node
 
-    def lacks(self, agent, job, code=78, sentence=SENTENCE):
+    def lacks(self, agent, job):
         agent.hear(messages.Assign)
-        failure = messages.Failure(0, code, 1.0, cause=sentence)
+        failure = messages.Failure(0, 78, 1.0, cause=SENTENCE)
         assignment = messages.Assignment(job, AssignmentPhase.EXITED, 0, (failure,))
         agent.say(messages.Phase(assignment))
 
@@ -87,28 +86,3 @@ def test_a_job_whose_software_is_nowhere_fails_with_the_sentence(site, nodes):
     with one.daemon.client("ann") as client:
         reason = client.job(job).job.reason
     assert reason.startswith(f"{SENTENCE} It was tried on n")
-
-
-def test_a_folder_that_is_missing_on_one_node_costs_that_node_and_no_try(site):
-    one, sentence = site("n0", "n1"), "There is no folder /x on this node."
-    job = one.daemon.submit("ann", max_nodes=1)
-    one.lacks(one.agent(), job, 126, sentence)
-    one.agent().work(job)
-    until(lambda: one.daemon.job(job).state == "running", "it runs on the other node")
-    assert one.daemon.job(job).tries == 0
-    assert [e.sentence for e in one.daemon.events() if e.kind == "node-rejected"] == [
-        f"The node is rejected: {sentence}"
-    ]
-
-
-@pytest.mark.parametrize("nodes", [2, 1])
-def test_a_folder_that_is_missing_on_all_nodes_costs_the_job_and_no_try(site, nodes):
-    one, sentence = site(*(f"n{i}" for i in range(nodes))), "There is no folder /x on this node."
-    job = one.daemon.submit("ann", max_nodes=1)
-    for _ in range(nodes):
-        one.lacks(one.agent(), job, 126, sentence)
-    until(lambda: one.daemon.job(job).state == "failed", "it has failed")
-    with one.daemon.client("ann") as client:
-        assert client.job(job).job.reason.startswith(f"{sentence} It was tried on n")
-    failed = [event for event in one.daemon.events() if event.kind == "workers-failed"]
-    assert exit_code_of_failed(failed) == 126

@@ -257,7 +257,7 @@ def test_nodes_without_the_services_software_are_rejected_one_by_one_once_none_h
     lacking(r, "b", 3.0)
     actions = [*r.tick(4.0), *r.tick(5.0)]
     assert [a for a in actions if isinstance(a, NodesRejected)] == [
-        NodesRejected((node,), "There is no image x", exit_code=78) for node in ("a", "b")
+        NodesRejected((node,), "There is no image x", unfit=True) for node in ("a", "b")
     ]
     r = ServiceRounds(SETTINGS)
     r.move(("a", "b"), 0.0)

@@ -275,19 +275,27 @@ def test_only_a_pyslurm_of_slurms_version_is_taken(module, monkeypatch, installe
 
 
 @pytest.mark.parametrize(
-    ("breaks", "words"),
+    ("breaks", "words", "timeout_s"),
     [
-        ("raise ImportError('libslurm.so.42: cannot open shared object')", "libslurm.so.42"),
-        ("import os; os.abort()", "pyslurm"),
-        ("import ctypes; ctypes.PyDLL(None).usleep(3_600_000_000)", "gave no answer within 5 s"),
-        ("Jobs.load = lambda: 1 / 0", "pyslurm.Jobs.load() failed"),
-        ("__version__ = '23.11.0'", "is not of Slurm's version 24.11"),
+        (
+            "raise ImportError('libslurm.so.42: cannot open shared object')",
+            "libslurm.so.42",
+            PATIENCE_S,
+        ),
+        ("import os; os.abort()", "pyslurm", PATIENCE_S),
+        (
+            "import ctypes; ctypes.PyDLL(None).usleep(3_600_000_000)",
+            "gave no answer within 5 s",
+            5.0,
+        ),
+        ("Jobs.load = lambda: 1 / 0", "pyslurm.Jobs.load() failed", PATIENCE_S),
+        ("__version__ = '23.11.0'", "is not of Slurm's version 24.11", PATIENCE_S),
     ],
 )
 def test_whatever_is_wrong_with_pyslurm_the_commands_are_taken_and_say_why(
-    breaks, words, installed, tmp_path
+    breaks, words, timeout_s, installed, tmp_path
 ):
-    commands = installed(timeout_s=5.0)
+    commands = installed(timeout_s=timeout_s)
     with open(tmp_path / "pyslurm.py", "a") as file:
         file.write(f"\n{breaks}\n")
     source = source_for("auto", commands, (24, 11))

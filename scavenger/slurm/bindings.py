@@ -91,6 +91,7 @@ class PyslurmSource:
     """
 
     name = "pyslurm"
+    reason = ""
 
     def __init__(self, commands: Commands, version: tuple[int, int]) -> None:
         self.commands = commands

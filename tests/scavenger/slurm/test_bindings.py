@@ -14,7 +14,7 @@ from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module, node_group, read
 from scavenger.slurm.due_jobs import tasks_at_once
-from scavenger.slurm.source import SlurmCommandSource, source_for
+from scavenger.slurm.source import TRIAL_EVERY_S, SlurmCommandSource, SourceChoice, source_for
 from tests.scavenger.slurm.slurm_world import CONFIG, World
 from tests.waiting import PATIENCE_S
 
@@ -315,7 +315,7 @@ def test_check_says_why_pyslurm_is_not_used(installed, tmp_path):
 def test_another_source_is_chosen_when_slurm_is_upgraded(monkeypatch, tmp_path):
     slurm, versions = World(tmp_path), []
     monkeypatch.setattr(
-        "scavenger.slurm.scavenger.source_for",
+        "scavenger.slurm.source.source_for",
         lambda api, commands, version: versions.append(version) or SlurmCommandSource(commands),
     )
     scavenger = slurm.scavenger(api="auto")
@@ -326,6 +326,29 @@ def test_another_source_is_chosen_when_slurm_is_upgraded(monkeypatch, tmp_path):
     slurm.now += scavenger.site_every_s
     scavenger.check()
     assert versions == [(22, 5), (24, 11)]
+
+
+def test_a_pyslurm_that_failed_is_tried_again_and_its_failure_is_logged_once(
+    installed, tmp_path, caplog
+):
+    caplog.set_level("INFO", "scavenger")
+    path = tmp_path / "pyslurm.py"
+    choice, now = SourceChoice("auto", installed(), lambda: now), 1000.0
+    works = path.read_text()
+    path.write_text(f"{works}\nJobs.load = lambda: 1 / 0\n")
+    assert choice.source((24, 11)).reason
+    now += TRIAL_EVERY_S
+    assert choice.source((24, 11)).reason
+    (record,) = caplog.records
+    assert "pyslurm.Jobs.load() failed" in record.getMessage()
+    path.write_text(works)
+    now += TRIAL_EVERY_S - 1.0
+    assert choice.source((24, 11)).name == "commands"
+    now += 1.0
+    assert choice.source((24, 11)).name == "pyslurm"
+    path.unlink()
+    now += TRIAL_EVERY_S
+    assert choice.source((24, 11)).name == "pyslurm"
 
 
 def test_without_pyslurm_the_commands_are_taken(monkeypatch):

@@ -174,9 +174,9 @@ class SizeValues:
 
     def value(self, size: int) -> float | None:
         """Return the value of ``size`` nodes, or None if the job does not accept that size."""
-        index = int(np.searchsorted(self.sizes, size))
-        if index < len(self.sizes) and self.sizes[index] == size:
-            return float(self.values[index])
+        index = int(self.sizes.searchsorted(size))
+        if index < len(self.sizes) and self.sizes.item(index) == size:
+            return self.values.item(index)
         return None
 
 

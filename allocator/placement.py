@@ -149,18 +149,19 @@ def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo[PoolT]]) -
     """
     nodes_in_group = Counter(nodes[name].group for name in names)
     rank = {name: r for r, name in enumerate(names)}
-    best = sorted(
-        names,
-        key=lambda name: (
-            not nodes[name].busy,
-            -_horizon_step(nodes[name]),
-            -nodes_in_group[nodes[name].group],
-            -nodes[name].reread_s,
-            str(nodes[name].group),
+
+    def preference(name: str) -> tuple[bool, int, int, float, str, int]:
+        info = nodes[name]
+        return (
+            not info.busy,
+            -_horizon_step(info),
+            -nodes_in_group[info.group],
+            -info.reread_s,
+            str(info.group),
             rank[name],
-        ),
-    )
-    return sorted(best[:size], key=rank.__getitem__)
+        )
+
+    return sorted(sorted(names, key=preference)[:size], key=rank.__getitem__)
 
 
 class _FreeNodes:

@@ -246,23 +246,22 @@ def to_sizes(
         Job -> (pool, size); a job without nodes is absent.
     """
     sizes: dict[str, Assignment[PoolT]] = {}
-    rows_of: dict[int, list[int]] = {}
-    for row in np.flatnonzero(plan).tolist():
-        rows_of.setdefault(int(table.group[row]), []).append(row)
-    for g, rows in rows_of.items():
-        assignments: Counter[Assignment[PoolT]] = Counter()
-        for row in sorted(rows, key=lambda row: -table.value[row]):
-            r = int(table.resource[row])
-            if 0 <= r < len(table.pools):
-                assignments[table.pools[r], int(table.size[row])] += int(plan[row])
-        members = [bids[member] for member in table.members[g]]
+    rows = np.flatnonzero(plan)
+    rows = rows[np.lexsort((-table.value[rows], table.group[rows]))]
+    columns = (table.group, table.resource, table.size, plan)
+    assignments_of: dict[int, Counter[Assignment[PoolT]]] = {}
+    for g, r, size, count in zip(*(column[rows].tolist() for column in columns), strict=True):
+        if 0 <= r < len(table.pools):
+            assignments_of.setdefault(g, Counter())[table.pools[r], size] += count
+    for g, assignments in assignments_of.items():
         others: list[Bid[PoolT]] = []
-        for bid in members:
+        for bid in (bids[member] for member in table.members[g]):
             if bid.current is not None and assignments[bid.current] > 0:
                 assignments[bid.current] -= 1
                 sizes[bid.job] = bid.current
             else:
                 others.append(bid)
-        others.sort(key=lambda bid: bid.current is None)
-        sizes.update(zip((bid.job for bid in others), assignments.elements(), strict=False))
+        if others:
+            others.sort(key=lambda bid: bid.current is None)
+            sizes.update(zip((bid.job for bid in others), assignments.elements(), strict=False))
     return sizes

@@ -350,9 +350,11 @@ def _values(pool_options: Sequence[_PoolOptions[PoolT]], lengths: Sizes) -> Valu
     pause_s = np.where(sizes > current, up_s, np.where(sizes < current, down_s, restart_s))
     start_cost = per_size(cost.start_s for cost in costs) * rates
     current_rate = per_size(options.current_rate for options in pool_options)
-    added = np.where(sizes > current, np.maximum(0.0, rates - current_rate), 0.0)
-    join_cost = per_size(cost.join_s for cost in costs) * added
-    rescale_cost = np.where(current == 0, start_cost, current_rate * pause_s + join_cost)
+    change_cost = current_rate * pause_s
+    if any(cost.join_s for cost in costs):
+        added = np.where(sizes > current, np.maximum(0.0, rates - current_rate), 0.0)
+        change_cost += per_size(cost.join_s for cost in costs) * added
+    rescale_cost = np.where(current == 0, start_cost, change_cost)
     weighted: Values = per_size(request.bidder.weight for request in requests) * (
         processed - rescale_cost
     )

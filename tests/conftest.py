@@ -40,6 +40,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # these processes and in those that they start, wait longer.
 os.environ[env.TIMEOUT] = f"{PATIENCE_S:g}"
 
+# One thread for NumPy's and SciPy's linear algebra; see tests.malletrain.one_thread.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 # Jobs have the umask of their submission. That of the developer is not part of what is tested.
 os.umask(0o022)
 

@@ -2,8 +2,8 @@
 
 Importing is most of what a short process costs. A fork has its own arguments, environment, working
 folder and streams; everything else is as in a new interpreter, because the server does nothing but
-import and fork. :mod:`tests.forked_daemon` has daemons, :mod:`tests.forked_scripts` and
-:mod:`tests.malletrain.forked_programs` have scripts with torch.
+import and fork. :mod:`tests.forked_daemon` has daemons, and
+:mod:`tests.malletrain.forked_programs` has programs with torch.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import filterfalse
 from typing import Any
 
 from malletrain.core.commands import Announce, Command
@@ -233,23 +234,29 @@ class GoalKeeper:
             account.gone(node)
         taken_nodes = [n for n in account.owed if nodes[n].job not in (None, name)]
         account.taken_over(taken_nodes, now)
-        for node in record.job.nodes:
-            if node not in account.holds and node in nodes:
-                leased = nodes[node].due_until - self._settings.due_s
+        for node in filterfalse(account.holds.__contains__, record.job.nodes):
+            if (lease := nodes.get(node)) is not None:
+                leased = lease.due_until - self._settings.due_s
                 since = now
                 if record.charged_until is not None and not self._state.plans:
                     since = min(
                         now, max(record.charged_until, leased)
                     )  # it continued to run meanwhile
-                price = self._price(nodes[node].pool.node_class)
+                price = self._price(lease.pool.node_class)
                 account.takes(node, since, leased + self._settings.min_charge_s, price)
-        classes = {nodes[node].pool.node_class for node in account.holds if node in nodes}
-        if classes.isdisjoint(self._state.unpriced):
-            self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
-        else:
+        if self._holds_unpriced(account):
             self._spends_at.pop(name, None)
+        else:
+            self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
         if not account.holds:
             self._halt(record, self._cannot_pay(record, now))
+
+    def _holds_unpriced(self, account: JobAccount) -> bool:
+        """Return whether the price of a node that a job holds is not known yet."""
+        nodes, unpriced = self._state.nodes, self._state.unpriced
+        return bool(unpriced) and any(
+            nodes[node].pool.node_class in unpriced for node in account.holds if node in nodes
+        )
 
     def repriced(self) -> None:
         """Charge nodes at changed prices, those that jobs have now from when they got them."""
@@ -271,7 +278,8 @@ class GoalKeeper:
 
     def _cannot_pay(self, record: GoalRecord, now: float) -> bool:
         """Return whether it cannot pay its smallest size for the forward-looking time."""
-        return self._most_payable(record, now) < min(record.sizes(), default=1)
+        node_class = self._places.class_of(record.job)
+        return self._most_payable(record, node_class, now) < min(record.sizes(), default=1)
 
     def least_budget_s(self, nodes: int, node_class: str = "") -> float:
         """Return the minimum remaining budget with which a job gets ``nodes`` nodes, charged
@@ -286,16 +294,17 @@ class GoalKeeper:
         price = min(map(self._price, classes))
         return nodes * price * s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
 
-    def _charge_of(self, record: GoalRecord) -> float:
-        """Return the node-seconds that a job is charged for one second of one of its nodes."""
-        price = self._price(self._places.class_of(record.job))
-        return self._settings.charge_factor * price
+    def _charge_of(self, node_class: str) -> float:
+        """Return the node-seconds that a job is charged for one second of one node of a class."""
+        return self._settings.charge_factor * self._price(node_class)
 
-    def _most_payable(self, record: GoalRecord, now: float) -> float:
-        """Return the maximum number of nodes that it can pay for the forward-looking time."""
+    def _most_payable(self, record: GoalRecord, node_class: str, now: float) -> float:
+        """Return the maximum number of nodes of a class that it can pay for the forward-looking
+        time.
+        """
         if record.goals.budget_s is None:
             return math.inf
-        ahead_s = self.least_budget_s(1, self._places.class_of(record.job))
+        ahead_s = self.least_budget_s(1, node_class)
         remaining_s = record.goals.budget_s - record.account.charged(now)
         return math.inf if ahead_s <= 0 else math.floor(remaining_s / ahead_s * (1 + 1e-9))
 
@@ -426,7 +435,7 @@ class GoalKeeper:
 
     def _judge(self, record: GoalRecord, now: float) -> list[Command]:
         """Evaluate the standing and announce it if it has changed."""
-        standing = judged(record, self._charge_of(record), now)
+        standing = judged(record, self._charge_of(self._places.class_of(record.job)), now)
         return [] if standing is None else self._set_standing(record, standing, now)
 
     def _set_standing(
@@ -503,8 +512,9 @@ class GoalKeeper:
     def _budget_terms(self, record: GoalRecord, now: float) -> Purse | None:
         if record.goals.budget_s is None:
             return None
-        required_yield = least_yield(record, self._charge_of(record), now)
+        node_class = self._places.class_of(record.job)
+        required_yield = least_yield(record, self._charge_of(node_class), now)
         pace = record.pace
         if required_yield is not None and pace is not None and record.job.curve is not None:
             required_yield = rounded(required_yield / pace, up=True)
-        return Purse(required_yield, self._most_payable(record, now))
+        return Purse(required_yield, self._most_payable(record, node_class, now))

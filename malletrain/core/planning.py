@@ -18,6 +18,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
 from statistics import median
 from typing import Any, Protocol
 
@@ -34,9 +36,11 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.change_costs import LongLivedNodes, StartCost, StartTerms, with_reread
+from malletrain.core.change_costs import LongLivedNodes, StartCost, with_reread
 from malletrain.core.pools import Pool, PoolNode, Trainer, pool_sizes
 from malletrain.core.settings import ControllerSettings, PlanningSettings
+
+_REREAD_S = attrgetter("reread_s")
 
 
 @dataclass(frozen=True)
@@ -241,11 +245,7 @@ def make_plan(
     bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
     if not bidders:
         return Plan({**without_nodes, **staying}, 0.0, 0.0, 0.0)
-    single_node_rates = [
-        c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0
-    ]
-    rate_one = median(single_node_rates) if single_node_rates else 1.0
-    requests = _requests(bidders, current_nodes, open_nodes, capacity, settings, favoured, rate_one)
+    requests = _requests(bidders, current_nodes, open_nodes, capacity, settings, favoured)
     bids = make_bids([request for request in requests if request.curves])
     allocation = solver(bids, capacity, settings)
     placed = place(
@@ -311,14 +311,16 @@ def _requests(
     capacity: Mapping[Pool, int],
     settings: PlanningSettings,
     favoured: Collection[Pool],
-    rate_one: float,
 ) -> list[BidRequest[Pool]]:
     """Return the request of each bidder.
 
-    ``current_nodes``: job → the nodes that it still has; ``rate_one``: assumed throughput of an
-    unmeasured job on one node, samples/s.
+    ``current_nodes``: job → the nodes that it still has.
     """
     requests, lasting = [], LongLivedNodes(nodes)
+    some_unmeasured = any(c.curve is None for c in bidders)
+    rate_one = _single_node_rate(bidders) if some_unmeasured else 1.0
+    used_nodes = chain.from_iterable(current_nodes[c.job] for c in bidders)
+    has_cached_data = any(map(_REREAD_S, map(nodes.__getitem__, used_nodes)))
     for c in bidders:
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]
@@ -328,9 +330,11 @@ def _requests(
             if c.may_use(pool)
         }
         t_fwd_s = max(0.01 * settings.t_fwd_s, settings.t_fwd_s - c.late_s)
-        reread = [nodes[n].reread_s for n in current]
-        cost = with_reread(c.cost or settings.cost, reread, settings.t_fwd_s)
-        terms: dict[Pool, StartTerms] = {}
+        cost = c.cost or settings.cost
+        if has_cached_data:
+            cost = with_reread(cost, [nodes[n].reread_s for n in current], settings.t_fwd_s)
+        cost_in: dict[Pool, RescaleCost] = {}
+        limits: dict[Pool, int] = {}
         if c.start is not None:
             terms = {
                 pool: lasting.start_terms(
@@ -338,11 +342,13 @@ def _requests(
                 )
                 for pool in curves
             }
+            cost_in = {pool: each.cost for pool, each in terms.items()}
+            limits = {pool: each.limit for pool, each in terms.items()}
             # Nodes that are gone before its process is ready are of no use.
             curves = {
                 pool: each
                 for pool, each in curves.items()
-                if terms[pool].limit >= (c.smallest or c.min_nodes)
+                if limits[pool] >= (c.smallest or c.min_nodes)
             }
         requests.append(
             BidRequest(
@@ -352,11 +358,19 @@ def _requests(
                 nodes[current[0]].pool if current else None,
                 t_fwd_s,
                 cost,
-                cost_in={pool: each.cost for pool, each in terms.items()},
-                limits={pool: each.limit for pool, each in terms.items()},
+                cost_in=cost_in,
+                limits=limits,
             )
         )
     return requests
+
+
+def _single_node_rate(bidders: Iterable[Candidate]) -> float:
+    """Return the assumed throughput of an unmeasured job on one node, samples/s: the median of the
+    other jobs, 1 without any.
+    """
+    rates = [rate for c in bidders if c.curve is not None and (rate := c.curve.at(1)) > 0]
+    return median(rates) if rates else 1.0
 
 
 def _raised(curve: ScalingCurve) -> ScalingCurve:
@@ -366,8 +380,10 @@ def _raised(curve: ScalingCurve) -> ScalingCurve:
 
 def _fits(candidate: Candidate, capacity: Mapping[Pool, int]) -> bool:
     """Return whether a pool is large enough for the smallest size of the job."""
-    largest = max((count for pool, count in capacity.items() if candidate.may_use(pool)), default=0)
-    return candidate.smallest is not None and candidate.smallest <= largest
+    smallest = candidate.smallest
+    return smallest is not None and any(
+        smallest <= count and candidate.may_use(pool) for pool, count in capacity.items()
+    )
 
 
 def freetrain_settings(settings: ControllerSettings) -> ControllerSettings:

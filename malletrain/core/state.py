@@ -206,7 +206,8 @@ class ControllerState:
     def _free(self, names: Iterable[str], now: float) -> None:
         for name in names:
             node = self.nodes[name]
-            self._set_work(name, False, 0.0)
+            if node.info.busy or node.info.reread_s:
+                self._set_work(name, False, 0.0)
             node.job, node.review_at = None, now + self._release_after_s
             if node.gone_at is None:
                 self.idle.add(name)
@@ -288,13 +289,14 @@ class ControllerState:
             ValueError: a node does not exist, is leaving, or would belong to two jobs.
         """
         commands: list[Start | Rescale | Suspend] = []
-        added: dict[str, set[str]] = {}
+        added: dict[str, list[str]] = {}
         for name, new in nodes.items():
             job = self.jobs[name]
-            added[name] = set(new).difference(job.nodes)
+            before = set(job.nodes)
+            added[name] = [n for n in new if n not in before]
             within = self.deadline(job.nodes, now)
             job.forced = bool(job.nodes) and (job.broken or within is not None)
-            self._free(set(job.nodes).difference(new), now)
+            self._free(before.difference(new), now)
             if not new:
                 commands.append(Suspend(name, within))
                 job.turn_left_s = max(0.0, job.guaranteed_until - now)

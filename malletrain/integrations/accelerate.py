@@ -245,6 +245,10 @@ class Guard(StateGuard):
         self._tell_unsaved_parameters()
         self.announce()
         self._step_end.step_done(self.sampler)
+        if self._accumulates and self.sampler.between_epochs:
+            # The last micro-batch averaged nothing. While rank 0, which has saved, waits to be
+            # stopped, no other rank runs the code after the epoch.
+            self.any_rank(False)
         saved, self._has_saved = self._has_saved, False
         return saved
 

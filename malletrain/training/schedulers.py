@@ -21,6 +21,11 @@ equal. There is no message
 ``epoch + i / len(loader)`` with the ``i`` of ``enumerate()``. If a run resumes in the middle of an
 epoch, that counter starts again at 0, and the rate goes back. Decides whether the first update
 after a restore uses such a rate.
+
+:class:`ScheduledRates` detects rates that a restore does not bring back: the optimizer within an
+object of the script, such as a scheduler, has a state of its own that has another rate. Decides
+which of these objects the messages name: each once in a job. Rates that are tensors are left out,
+and objects whose optimizer cannot be read.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +58,10 @@ Progress = dict[str, dict[str, int]]
 and class.
 """
 
+_RELATIVE_DIFFERENCE = 1e-9
+"""Relative difference of two rates that are the same: a script may compute a rate in several
+ways.
+"""
 _MAX_DEPTH = 8
 """Maximum depth of nested attributes in which schedulers are searched for, such as wrappers of
 trainers and configurations.
@@ -520,3 +530,61 @@ def _goes_back(rates: Mapping[str, list[float]], current: list[float]) -> bool:
         for rate, last, before in zip(current, rates["last"], rates["before"], strict=True)
     )
     return turns or rates["last"] != current == rates["first"]
+
+
+class ScheduledRates:
+    """The learning rates of the optimizers within a script's objects. No method raises.
+
+    Args:
+        objects: the script's objects, by name.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._named: set[str] = set()
+        """Names of the objects that the user of this job was told about."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for :meth:`restore`."""
+        return {"rates": self._rates(), "named": sorted(self._named)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Tell the user of optimizers whose learning rates are not those of ``state``."""
+        self._named = set(state.get("named", ()))
+        rates = state.get("rates", {})
+        for name, current in self._rates().items():
+            saved = rates.get(name, current)
+            groups = [
+                group
+                for group, (old, new) in enumerate(zip(saved, current, strict=False))
+                if not math.isclose(old, new, rel_tol=_RELATIVE_DIFFERENCE)
+            ]
+            if groups and len(saved) == len(current) and name not in self._named:
+                self._named.add(name)
+                self._tell(name, groups[0], saved[groups[0]], current[groups[0]])
+
+    def _tell(self, name: str, group: int, saved: float, current: float) -> None:
+        if rank_and_world()[0] == 0:
+            report.notice(
+                f"The learning rate of the optimizer in {name!r} (parameter group {group}) was "
+                f"{saved:g} when the snapshot was taken, and is {current:g} after the restore: the "
+                "optimizer's state had another one. Its state_dict() must read the parameter "
+                "groups anew each time, and its load_state_dict() must set all their options."
+            )
+
+    def _rates(self) -> dict[str, list[float]]:
+        """Return the rates by name of the object; those of each optimizer once."""
+        by_name: dict[str, list[float]] = {}
+        optimizers: set[int] = set()
+        for name, value in self._objects.items():
+            try:
+                optimizer = unwrapped(value).optimizer
+                groups = optimizer.param_groups
+                rates = [group["lr"] for group in groups] if isinstance(groups, list) else []
+            except Exception:  # of the script's class: its snapshots must not fail
+                continue
+            is_new = id(optimizer) not in optimizers
+            optimizers.add(id(optimizer))
+            if rates and is_new and all(isinstance(rate, int | float) for rate in rates):
+                by_name[name] = [float(rate) for rate in rates]
+        return by_name

@@ -45,8 +45,7 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
-from malletrain.training.scheduled_rates import ScheduledRates
-from malletrain.training.schedulers import LoopRates, Schedulers
+from malletrain.training.schedulers import LoopRates, ScheduledRates, Schedulers
 from malletrain.training.sharded_state import check_gradients, is_sharded
 from malletrain.training.side_group import Agreement, Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError

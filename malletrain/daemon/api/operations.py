@@ -11,6 +11,7 @@ differ: see :mod:`malletrain.daemon.site.handler_failures`.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -450,7 +451,8 @@ class Api:
         # What was idle at the last poll may have been leased since.
         leased = {row.node for row in self.leases.active.values()}
         leased.update(agent.node for agent in state.agents)
-        farming = sum(state.mode_on(agent.node) == "farm" for agent in state.agents)
+        agents = Counter(agent.holds for agent in state.agents)
+        farming = sum(agents[job] for job, run in state.runs.items() if run.spec.mode == "farm")
         return StatusView(
             __version__,
             os.getpid(),
@@ -459,8 +461,8 @@ class Api:
             now,
             self.scheduler,
             len(state.gaps.keys() - leased),
-            sum(1 for _ in state.agents),
-            sum(agent.holds is not None for agent in state.agents) - farming,
+            agents.total(),
+            agents.total() - agents[None] - farming,
             dict(totals.jobs),
             totals.samples + unsaved,
             sum(run.rate(now) for run in state.runs.values()),

@@ -524,8 +524,8 @@ def warn_of_silence(
     if (
         run.spec.trains
         and run.rounds.stage is RoundStage.RUNNING
-        and not run.rounds.finishing
         and run.monitor.silent_for(now) > limit
+        and not run.rounds.finishing
     ):
         sentence = (
             f"The job has reported no progress for more than {limit:g} s: it hangs, or its "

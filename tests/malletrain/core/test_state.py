@@ -37,6 +37,16 @@ def test_assigning_says_what_is_to_be_done_in_order():
     assert (s.jobs["b"].state, s.jobs["b"].idle_since) == (JobState.SUSPENDED, 3.0)
 
 
+def test_a_node_that_is_given_up_has_nothing_that_would_be_lost_with_it():
+    s = state("n0", "n1")
+    s.assign({"a": ("n0", "n1")}, 1.0)
+    s.nodes_busy(s.jobs["a"], {"n0"})
+    s.data_cached(s.jobs["a"], {"n1": 60.0})
+    assert [(n.info.busy, n.info.reread_s) for n in s.nodes.values()] == [(True, 0), (False, 60)]
+    s.assign({"a": ()}, 2.0)
+    assert [(n.busy, n.reread_s) for n in s.usable.values()] == [(False, 0), (False, 0)]
+
+
 def test_nodes_change_hands_at_one_instant():
     s = state("n0", "n1")
     s.assign({"a": ("n0",), "b": ("n1",)}, 1.0)

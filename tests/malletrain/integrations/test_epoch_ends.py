@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from malletrain.protocol import env
+from malletrain.protocol.flags import FlagsWriter
 from malletrain.training import report
 from malletrain.training.snapshot_file import SnapshotError
+from tests.forked import run_ranks
 from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net, Numbers
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
@@ -504,3 +510,61 @@ def test_a_state_asked_for_between_micro_batches_is_saved_after_their_step(
         assert (tmp_path / "x" / "newest").exists()
         torch.testing.assert_close(accumulated(tmp_path / "x"), expected)
     assert ("waits for the optimizer's next step" in capsys.readouterr().err) == (saves_after == 3)
+
+
+def accumulating_over_an_epochs_end(rank: int, folder: str) -> None:
+    """One of two ranks: five micro-batches an epoch, two for each step. Rank 0 saves on demand
+    after the fourth one; while it waits to be stopped, it writes to a file what rank 1 does next.
+    """
+    import accelerate
+    import torch.distributed as dist
+
+    import malletrain
+    from malletrain.integrations import guard as connection
+    from malletrain.integrations.accelerate import Guard
+
+    flags = FlagsWriter(f"{folder}/flags-{rank}")
+    os.environ |= {env.FLAGS: flags.path, env.JOB: "job-1"}
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"  # Accelerate demands it; the group is there already
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=2)
+    store = dist.FileStore(f"{folder}/acts", 2)
+
+    def wait(flags: object, request: int) -> int:
+        store.wait(["rank 1"])
+        Path(folder, "rank 1").write_bytes(store.get("rank 1"))
+        return request
+
+    class Watched(Guard):
+        def any_rank(self, own_value: bool) -> bool:
+            if rank and self.sampler.between_epochs:
+                store.compare_set("rank 1", "", "waits for rank 0")
+            return super().any_rank(own_value)
+
+    connection.wait_to_be_stopped = wait
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net = Net()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    sampler = malletrain.ElasticSampler(20, global_batch_size=4, seed=7)
+    watched = Watched(accelerator, f"{folder}/states", sampler)
+    for epoch in sampler.epochs(2):
+        for batch in DataLoader(Subset(Numbers(), range(20)), batch_sampler=sampler):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+            if not rank and (epoch, sampler.position) == (0, 12):
+                flags.request_drain(7)
+            watched.step()
+        if rank:
+            store.compare_set("rank 1", "", "runs the code after the epoch")
+    Path(folder, f"end {rank}").touch()
+    # The end of DDP's reducer holds the GIL while it waits for gloo's thread, which may need it.
+    os._exit(0)
+
+
+def test_no_rank_runs_the_code_after_an_epoch_while_rank_0_waits_within_it(tmp_path):
+    pytest.importorskip("accelerate", reason="pip install malletrain[integrations]")
+    run_ranks(accumulating_over_an_epochs_end, (str(tmp_path),), 2)
+    assert (tmp_path / "rank 1").read_text() == "waits for rank 0"
+    assert sorted(path.name for path in tmp_path.glob("end *")) == ["end 0", "end 1"]

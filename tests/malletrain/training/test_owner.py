@@ -1,6 +1,5 @@
 """Whose snapshot a file is: another job's is neither restored nor overwritten, unless asked for."""
 
-import os
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from malletrain.protocol import env
 from malletrain.protocol.worker_channel import SnapshotTaken
 from malletrain.submission.resuming import file_of
 from malletrain.training import owner, snapshot_file
-from tests.forked_scripts import run_script
+from tests.malletrain import forked_programs
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
 
 
@@ -378,12 +377,15 @@ main()
 
 def run_round(folder, number, *arguments):
     """Run the script with the real hydra; return its lines, a (path, rounds) each, and its log."""
-    environment = {**os.environ, env.JOB: "j1", env.GENERATION: str(number), "RANK": "0"}
-    ran = run_script(
-        folder, "train.py", *arguments, "hydra.job.chdir=true", environment=environment
+    program = (
+        "import runpy, sys; sys.argv[0] = 'train.py'; runpy.run_path('train.py', None, '__main__')"
     )
-    lines = [line.split("=") for line in ran.stdout.splitlines() if "snapshot.pt=" in line]
-    return lines, ran.stderr
+    environment = {env.JOB: "j1", env.GENERATION: str(number), "RANK": "0"}
+    arguments = [*arguments, "hydra.job.chdir=true"]
+    ran = forked_programs.run(program, *arguments, folder=folder, environment=environment)
+    assert not ran.code, ran.errors
+    lines = [line.split("=") for line in ran.output.splitlines() if "snapshot.pt=" in line]
+    return lines, ran.errors
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ class Recorded:
     """Slurm's three answers, parsed anew at every poll."""
 
     name = "recorded"
+    reason = ""
 
     def __init__(self, nodes: int, jobs: int, seed: int = 1) -> None:
         rng = random.Random(seed)

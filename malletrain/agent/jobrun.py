@@ -67,6 +67,13 @@ LOBBY_TIMEOUT_FACTOR = 3.0
 handles rounds that exceed the join timeout; a longer wait means that it has forgotten this node.
 """
 
+LATE_FOLDER_STARTS = 5
+"""Number of times that the launcher is started if the job's working directory is missing. Its file
+system may be mounted when it is first used.
+"""
+LATE_FOLDER_POLL_S = 1.0
+"""Time between two of these starts, seconds."""
+
 OWN_DRAIN = 2**53 - 1
 """Number of a drain by the agent itself. It fits into a message, and no daemon reaches it."""
 
@@ -128,6 +135,12 @@ class NodeJob:
         self._waited_s = 0.0
         """Time for which the launcher has waited for a round, seconds."""
         self._last_step_at = time.monotonic()
+        self._starts_without_folder = 0
+        """Number of starts that failed because the working directory is missing. Later tries on
+        this node do not wait for it again.
+        """
+        self._start_at: float | None = None
+        """Time at which the launcher is started again for that; None if it is not."""
         self._kill_at: float | None = None
         """Time at which the processes are killed; None unless the job is being released."""
         self._has_warned = False
@@ -386,6 +399,8 @@ class NodeJob:
             return
         if code is not None:
             self._on_launcher_end(code)
+        if self._start_at is not None and now >= self._start_at:
+            self._start()
         between = self.phase is AssignmentPhase.BETWEEN_EPOCHS
         if self._drain is not None and between and self._drain[0].number != OWN_DRAIN:
             # The drain is served after the code between epochs. The daemon limits this time.
@@ -403,7 +418,7 @@ class NodeJob:
     # --- inside ---
 
     def _start(self) -> None:
-        spec = self._assign.spec
+        spec, self._start_at = self._assign.spec, None
         self.phase, self.failures = AssignmentPhase.STARTING, ()
         self._store, self._waited_s = None, 0.0
         pending = self._pending_round()
@@ -495,8 +510,12 @@ class NodeJob:
         if not self._last_failures and self.phase in HOLDING:
             self._last_failures = killed(code, self._first_rank, now)
         elif not self._last_failures:
-            folder = self._assign.spec.workdir
-            self._last_failures = unfit(lines, code, now) or lacks_folder(lines, code, folder, now)
+            lacking = lacks_folder(lines, code, self._assign.spec.workdir, now)
+            self._starts_without_folder += bool(lacking)
+            if lacking and self._starts_without_folder < LATE_FOLDER_STARTS:
+                self._start_at = time.monotonic() + LATE_FOLDER_POLL_S
+                return
+            self._last_failures = unfit(lines, code, now) or lacking
         self._report_exit(lines or f"The launcher ended {end} and said nothing.")
 
     def _report_exit(self, last_words: str) -> None:

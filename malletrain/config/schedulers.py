@@ -471,7 +471,7 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
     api: Literal["auto", "commands", "pyslurm"] = key(
         "auto",
         description="Ask Slurm through its commands or through pyslurm; auto: pyslurm where it "
-        "can be imported and is of Slurm's version.",
+        "is of Slurm's version and can read Slurm, else the commands.",
     )
     slots: list[SlotSection] = Field(default_factory=list, description=SLOTS)
 

@@ -38,8 +38,10 @@ def is_peer_loss(error: BaseException) -> bool:
         return False
     if SHARED_GPU in str(error):
         raise ElasticError(
-            "Two processes of this job use the same GPU, which NCCL refuses. Start no more "
-            "processes on a node than it has GPUs (--nproc-per-node), or submit the job with "
+            "Two processes of this job use the same GPU, which NCCL refuses. Call "
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU, '
+            "and start no more processes on a node than it has GPUs (--nproc-per-node). Or submit "
+            "the job with "
             f"--env {env.GPU_BACKEND}=gloo: tensors then go through host memory, slower."
         ) from error
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError | Interrupted):

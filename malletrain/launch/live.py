@@ -55,9 +55,10 @@ NOT_LIVE = (
     "its job. Submit it without --live, or change it as docs/live-mode.md says."
 )
 UNRESPONSIVE_S = 15.0
-"""Maximum time in which a worker must confirm the abort of a step, seconds. A worker that does not
-is stopped, or waits in C code with the interpreter lock. A worker that confirms it and still hangs
-ends itself earlier (:data:`malletrain.elastic.membership.LAST_RESORT_S`).
+"""Maximum time in which a worker must confirm the abort of a round that it has entered, seconds. A
+worker that does not is stopped, or waits in C code with the interpreter lock. A worker that
+confirms it and still hangs ends itself earlier
+(:data:`malletrain.elastic.membership.LAST_RESORT_S`).
 """
 UNRESPONSIVE_CAUSE = "It did not answer the request to give up a step that hung."
 _TAIL_CHARACTERS, _CAUSE_CHARACTERS = 4000, 4000
@@ -91,6 +92,8 @@ class _Worker:
     """Number of the newest round that it has entered."""
     unresponsive_s: float | None = None
     """Time since an abort that it has not confirmed, seconds; None if there is no such abort."""
+    abort_limit_s: float = 0.0
+    """Maximum of that time, seconds."""
     cause: str = ""
     """Reason for which the launcher killed it; empty if it did not."""
     asked_restart: bool = False
@@ -150,7 +153,15 @@ class LiveLauncher:
             for worker in self._workers:
                 if worker.connection is not None:
                     worker.connection.send({"abort": message.generation})
-                    worker.unresponsive_s = worker.unresponsive_s or 0.0
+                    self._expect_answer(worker, message.generation)
+
+    def _expect_answer(self, worker: _Worker, generation: int) -> None:
+        """Limit the time in which a worker must confirm an abort. Earlier aborts that it has not
+        confirmed do not extend the time.
+        """
+        limit_s = abort_limit_s(generation, worker.running, self.order.join_timeout_s)
+        if worker.unresponsive_s is None or limit_s < worker.abort_limit_s:
+            worker.unresponsive_s, worker.abort_limit_s = 0.0, limit_s
 
     def _use_layout(self, layout: RoundLayout) -> None:
         """Stop the workers if the node is used in another layout from now on. They have saved; new
@@ -299,10 +310,10 @@ class LiveLauncher:
             if worker.unresponsive_s is None:
                 continue
             worker.unresponsive_s += passed
-            if worker.unresponsive_s > UNRESPONSIVE_S and worker.child.ended() is None:
+            if worker.unresponsive_s > worker.abort_limit_s and worker.child.ended() is None:
                 print(
                     f"malletrain launcher: the worker {worker.local_rank} has not answered the "
-                    f"request to give up its step for {UNRESPONSIVE_S:g} s, and is killed",
+                    f"request to give up its step for {worker.abort_limit_s:g} s, and is killed",
                     flush=True,
                 )
                 worker.unresponsive_s = None
@@ -377,6 +388,19 @@ class LiveLauncher:
             if worker.connection is not None:
                 self._loop.lines.hang_up(worker.connection)
         self._workers = []
+
+
+def abort_limit_s(generation: int, running: int, join_timeout_s: float) -> float:
+    """Return the maximum time in which a worker must confirm an abort, seconds. If it has not
+    entered the round, the abort ends no step of it, so it may be in a long step of a round that is
+    intact, or on its way into this one. It then has the time that a join may take.
+
+    Args:
+        generation: the round to be aborted.
+        running: the newest round that the worker has entered.
+        join_timeout_s: maximum time for all members to join a round, seconds.
+    """
+    return UNRESPONSIVE_S if generation <= running else max(UNRESPONSIVE_S, join_timeout_s)
 
 
 def _own_end(worker: _Worker, code: int) -> str:

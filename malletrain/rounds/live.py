@@ -107,7 +107,10 @@ class LiveRounds(RestartRounds):
                     actions += self.handle(report.then(RoundEvent.GROUP_BROKE))
                 return actions
             if assignment.phase in BROKEN:
-                if not (held_state or joined) or not self.survivors():
+                is_failure = any(isinstance(action, Broke) for action in actions)
+                leavers_go_on = held_state and not is_failure and self._holders_suffice()
+                others = self.survivors() or leavers_go_on
+                if not (held_state or joined) or not others:
                     return actions
                 event = RoundEvent.JOINER_FAILED if joined else RoundEvent.WORKER_FAILED
                 return actions + self.handle(report.then(event))
@@ -212,6 +215,10 @@ class LiveRounds(RestartRounds):
         order = dict.fromkeys((*self.members, *self._group, *self.target))
         staying = (n for n in order if n in self.target and n not in self._leavers)
         return tuple(filter(self._holds_state, staying))
+
+    def _holders_suffice(self) -> bool:
+        """Return whether the planned nodes that hold the state are enough, leavers included."""
+        return self._enough([n for n in self.target if self._holds_state(n)])
 
     @property
     def between_epochs(self) -> bool:
@@ -404,6 +411,12 @@ class LiveRounds(RestartRounds):
         self._regroup_at = None
         return [*self._release_leavers(), *super().release_all(occurrence)]
 
+    def await_end(self, occurrence: Occurrence) -> list[Action]:
+        """Delay the change of nodes until the script has ended, as long as the nodes may stay, and
+        release the leavers of the group before the newest round.
+        """
+        return [*self._release_needless_leavers(), *super().await_end(occurrence)]
+
     def extend_join(self, occurrence: Occurrence) -> list[Action]:
         """Wait for the end of the code after the steps."""
         self.deadline = occurrence.now + self.settings.join_s
@@ -436,7 +449,7 @@ class LiveRounds(RestartRounds):
         """Abort the groups of the lost members, and form a round of the remaining ones if they are
         enough.
         """
-        if self._enough([n for n in self.target if self._holds_state(n)]):
+        if self._holders_suffice():
             self._take_back(self.target, leaves=False)  # they abort their step, too
         actions = self._abort(lost)
         if not self._enough(self.survivors()):

@@ -80,12 +80,18 @@ def load_module(slurm_version: tuple[int, int]) -> tuple[ModuleType | None, str]
     return module, ""
 
 
+def is_installed() -> bool:
+    """Return whether there is a pyslurm, of whatever version."""
+    return importlib.util.find_spec("pyslurm") is not None
+
+
 class PyslurmSource:
     """Reads through pyslurm of the version of this Slurm; see
     :class:`scavenger.slurm.source.SlurmSource`.
     """
 
     name = "pyslurm"
+    reason = ""
 
     def __init__(self, commands: Commands, version: tuple[int, int]) -> None:
         self.commands = commands
@@ -93,7 +99,7 @@ class PyslurmSource:
 
     def trouble(self) -> str:
         """Return why it cannot be used; empty if it can."""
-        if importlib.util.find_spec("pyslurm") is None:  # the most frequent case, without a process
+        if not is_installed():  # the most frequent case, without a process
             return "pyslurm cannot be imported (it is not installed)"
         result = self.commands.run(self._argv)
         return "" if result.status == 0 else result.complaint or "pyslurm cannot be imported"

@@ -89,10 +89,10 @@ from scavenger.slurm.source import (
     Api,
     SlurmCommandSource,
     SlurmSource,
+    SourceChoice,
     ask_of_missing,
     asking_environment,
     missing,
-    source_for,
     submitting_environment,
 )
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, ledger_entry, node_facts
@@ -262,10 +262,10 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         super().__init__(
             settings, commands, SLURM, submitting_environment(environment), memory, clock
         )
-        self.api = api
         self.source = source or SlurmCommandSource(commands)
         """How Slurm is read; chosen when its version is known."""
-        self._settled = source is not None or api == "commands"
+        chooses = source is None and api != "commands"
+        self._source_choice = SourceChoice(api, commands, clock) if chooses else None
         self._hold = Hold()
         self._limits = LimitWatch()
         self._moved = MovedLeases(self.title, "partition", "scheduler.slurm")
@@ -278,16 +278,18 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     @property
     def source_name(self) -> str:
-        """How Slurm is read: through its commands, or through pyslurm."""
-        return self.source.name
+        """How Slurm is read: through its commands, or through pyslurm; with the reason if pyslurm
+        is installed and not used.
+        """
+        name, reason = self.source.name, self.source.reason
+        return f"{name}, because {reason}" if reason else name
 
     def _ask_site(self) -> SlurmSite:
         before_s = 0.0 if self.site is None else self.site.clock_ahead_s
         site = ask_site(self.commands, self.clock, before_s)
         site = with_accounting(self.commands, site, self.settings, self.site)
-        if not self._settled:
-            self.source = source_for(self.api, self.commands, site.version)
-            self._settled = True
+        if self._source_choice is not None:
+            self.source = self._source_choice.source(site.version)
         return site
 
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:

@@ -9,15 +9,16 @@ was truncated, and none of it is used, because it lacks jobs of others too.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Literal, Protocol
 
 from scavenger.batch.commands import CommandError, Commands, failure
 from scavenger.batch.groups import leases_in
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.interface import SchedulerError, kind_of
-from scavenger.slurm.bindings import PyslurmSource
+from scavenger.slurm.bindings import PyslurmSource, is_installed
 from scavenger.slurm.parse import (
     OF_THIS_CLUSTER,
     SINFO_FIELDS,
@@ -34,14 +35,22 @@ from scavenger.slurm.parse import (
 from scavenger.slurm.state import ENDED_STATES
 
 Api = Literal["auto", "commands", "pyslurm"]
+TRIAL_PREFIX = "malletrain"
+"""Prefix for a read whose answer is not used."""
+TRIAL_EVERY_S = 3600.0
+"""Time until a pyslurm that is installed and could not be used is tried again, seconds."""
 BITSTR_LEN = "1024"
 """Maximum length of the list of pending array tasks that squeue prints, characters."""
+
+log = logging.getLogger(__name__)
 
 
 class SlurmSource(Protocol):
     """A way to read the state of a Slurm."""
 
     name: str
+    reason: str
+    """Why pyslurm, which is installed, is not used; empty if there is none."""
 
     def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         """Return the present nodes, jobs and reservations. ``prefix``: beginning of the names of
@@ -55,8 +64,9 @@ class SlurmCommandSource:
 
     name = "commands"
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, reason: str = "") -> None:
         self.commands = commands
+        self.reason = reason
 
     def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         """See :class:`SlurmSource`.
@@ -114,7 +124,9 @@ def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmSource:
-    """Return the source to use. Raises SchedulerError if pyslurm is configured and cannot be used.
+    """Return the source to use. With ``auto`` it is pyslurm if it can read this Slurm, else the
+    commands, whatever is wrong with pyslurm. Raises SchedulerError if pyslurm is configured and
+    cannot be used.
 
     Args:
         api: the site's setting.
@@ -124,13 +136,58 @@ def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmS
     if api == "commands":
         return SlurmCommandSource(commands)
     source = PyslurmSource(commands, version)
-    if not (why := source.trouble()):
-        return source
     if api == "pyslurm":
-        raise SchedulerError(
-            f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'
-        )
-    return SlurmCommandSource(commands)
+        if why := source.trouble():
+            raise SchedulerError(
+                f'{why}; install the one for this Slurm, or set api = "auto" in [scheduler.slurm].'
+            )
+        return source
+    if not is_installed():
+        return SlurmCommandSource(commands)
+    try:
+        if not (why := source.trouble()):
+            source.read(TRIAL_PREFIX)
+            return source
+    except SchedulerError as error:  # it crashes, gives no answer, or was built for another Slurm
+        why = str(error).rstrip(".")
+    return SlurmCommandSource(commands, why)
+
+
+class SourceChoice:
+    """Chooses the source: at first, and with ``auto`` again whenever Slurm's version has changed,
+    and regularly while pyslurm is installed and cannot be used, because the cause may be temporary.
+
+    Args:
+        api: the site's setting.
+        commands: runs Slurm's commands.
+        clock: returns epoch seconds.
+    """
+
+    def __init__(self, api: Api, commands: Commands, clock: Callable[[], float]) -> None:
+        self.api, self.commands, self.clock = api, commands, clock
+        self._source: SlurmSource | None = None
+        self._version = (0, 0)
+        """Version of Slurm for which it was chosen."""
+        self._chosen_at = 0.0
+
+    def source(self, version: tuple[int, int]) -> SlurmSource:
+        """Return the source for Slurm's present version. Raises SchedulerError if pyslurm is
+        configured and cannot be used.
+        """
+        before = self._source
+        if before is not None and not self._is_due(before, version):
+            return before
+        source = source_for(self.api, self.commands, version)
+        if source.reason and (before is None or before.reason != source.reason):
+            log.info("Slurm is asked through its commands, because %s.", source.reason)
+        self._source, self._version, self._chosen_at = source, version, self.clock()
+        return source
+
+    def _is_due(self, source: SlurmSource, version: tuple[int, int]) -> bool:
+        if self.api != "auto":
+            return False
+        tried_lately = 0 <= self.clock() - self._chosen_at < TRIAL_EVERY_S
+        return version != self._version or (bool(source.reason) and not tried_lately)
 
 
 IDS_PER_QUERY = 500

@@ -77,6 +77,7 @@ def test_processes_that_share_a_gpu_without_a_word_are_refused_in_a_sentence(tmp
         c.until(lambda: not any(w.alive for w in members), "NCCL refuses")
         outputs = c.outputs()
     assert "use the same GPU, which NCCL refuses" in outputs, outputs
+    assert "torch.cuda.set_device" in outputs, outputs
 
 
 def test_one_process_over_nccl(tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from malletrain.agent.jobrun import OWN_DRAIN
+from malletrain.agent.jobrun import LATE_FOLDER_STARTS, OWN_DRAIN
 from malletrain.protocol import messages, wire
 from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
 from tests.malletrain.agent.node_side import eventually, fake_python, spec
@@ -249,6 +249,40 @@ def test_a_launcher_that_cannot_start_says_why(daemon, start, tmp_path, fields, 
     assert causes == (
         ["There is no folder /no/such/directory on this node."] if "workdir" in fields else []
     )
+
+
+def has_failed_to_start(agent):
+    logs = agent.run_dir.rglob("launcher.log")
+    return any("cannot be started" in log.read_text() for log in logs)
+
+
+def test_a_working_directory_that_is_mounted_late_is_waited_for(daemon, start, tmp_path):
+    agent, folder = start(), tmp_path / "mounted-late"
+    python = fake_python(tmp_path, OBEDIENT)
+    daemon.send("n0", messages.Assign("j1", spec(folder, python=python)))
+    eventually(lambda: has_failed_to_start(agent), "a start that failed")
+    folder.mkdir()
+    daemon.expect("n0", messages.Phase, phase="ready")
+
+
+def test_a_later_try_does_not_wait_for_the_working_directory_again(daemon, start, tmp_path):
+    agent, missing = start(), tmp_path / "missing"
+    daemon.send("n0", messages.Assign("j1", spec(missing)))
+    daemon.expect("n0", messages.Phase, phase="exited")
+    since = len(daemon.seen)
+    daemon.send("n0", messages.Assign("j1", spec(missing)))
+    daemon.expect("n0", messages.Phase, phase="exited", since=since)
+    (log,) = agent.run_dir.rglob("launcher.log")
+    assert log.read_text().count("cannot be started") == LATE_FOLDER_STARTS + 1
+
+
+def test_a_job_that_waits_for_its_working_directory_can_be_released(daemon, start, tmp_path):
+    agent = start()
+    daemon.send("n0", messages.Assign("j1", spec(tmp_path / "missing")))
+    eventually(lambda: has_failed_to_start(agent), "a start that failed")
+    daemon.send("n0", messages.Release("j1", 5.0))
+    daemon.expect("n0", messages.Released, job="j1")
+    assert not agent.job_pids()
 
 
 def test_assigning_twice_starts_one_launcher(daemon, start, tmp_path):

@@ -35,5 +35,7 @@ def test_two_processes_of_one_gpu_are_told_what_to_do():
         "NCCL error in: ProcessGroupNCCL.cpp, invalid usage. Last error:\n"
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"
     )
-    with pytest.raises(ElasticError, match=r"NCCL refuses.*MALLETRAIN_GPU_BACKEND=gloo"):
+    with pytest.raises(
+        ElasticError, match=r"NCCL refuses.*set_device.*MALLETRAIN_GPU_BACKEND=gloo"
+    ):
         is_peer_loss(error)

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from malletrain.launch.live import abort_limit_s
 from malletrain.protocol import messages
 from malletrain.protocol.failures import describe, starts_again, unfit
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
@@ -174,6 +175,47 @@ def test_a_worker_that_does_not_answer_that_it_is_to_give_up_its_step_is_killed(
     assert assignment.phase == "failed", launcher.output()
     assert [(f.rank, f.exitcode) for f in assignment.failures] == [(0, -9)]
     assert "the worker 0 has not answered" in launcher.output()
+    launcher.agent.say(messages.Release("j1", 1.0))
+    assert launcher.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("generation", "running", "join_timeout_s", "limit_s"),
+    [(1, 1, 60.0, 15.0), (1, 2, 60.0, 15.0), (2, 1, 60.0, 60.0), (1, 0, 5.0, 15.0)],
+)
+def test_the_time_to_answer_an_abort(generation, running, join_timeout_s, limit_s):
+    assert abort_limit_s(generation, running, join_timeout_s) == limit_s
+
+
+# Rank 0 makes a step of its first round in which it answers nothing.
+LONG_STEP = """
+worker = connect()
+worker.sendall(hello + ready)
+with worker.makefile("rb") as lines:
+    for one in lines:
+        message = json.loads(one)
+        if message.get("round") in (1, 3):
+            worker.sendall(line(say="running", generation=message["round"]))
+        elif "abort" in message:
+            if rank == 0:
+                time.sleep(20.0)
+            worker.sendall(line(say="heard", generation=message["abort"]))
+"""
+
+
+@pytest.mark.thorough
+def test_a_worker_in_a_long_step_is_not_killed_because_of_a_round_that_it_has_not_entered(launch):
+    launcher = launch(LONG_STEP)
+    assert launcher.agent.hear_phase() == ("ready", 0), launcher.output()
+    launcher.agent.say(messages.Round("j1", 1, 0, 1))
+    launcher.agent.hear()
+    assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
+    launcher.agent.say(messages.Round("j1", 2, 0, 1))
+    launcher.agent.hear()
+    launcher.agent.say(messages.Abort("j1", 2))
+    launcher.agent.say(messages.Round("j1", 3, 0, 1))
+    launcher.agent.hear()
+    assert launcher.agent.hear_phase() == ("running", 3), launcher.output()
     launcher.agent.say(messages.Release("j1", 1.0))
     assert launcher.wait() == 0
 

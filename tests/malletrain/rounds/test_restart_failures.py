@@ -88,6 +88,16 @@ def test_a_killed_launcher_is_the_first_cause_and_may_be_the_beginning_of_a_loss
     assert SendAssign("b") in r.move(("a", "b"), 117.0)
 
 
+def test_a_launcher_that_its_agent_killed_is_not_taken_for_the_beginning_of_a_loss():
+    r = running("a", "b")
+    cause = "The job uses 900 MiB of memory on this node, and its slot has 800 MiB."
+    own = Failure(1, -9, 110.3, cause=cause)
+    fails(r, 110.0, "a", tail=CLOSED)
+    says(r, 110.0, "exited", "b", generation=1, failures=(own,))
+    (broke,) = r.tick(112.0)
+    assert broke.sentence == f"Rank 1 was killed by signal 9: {cause}"
+
+
 def test_a_node_that_is_lost_after_its_launcher_was_killed_is_no_failure():
     r = running("a", "b")
     says(r, 110.0, "exited", "b", generation=1, failures=(KILLED,))

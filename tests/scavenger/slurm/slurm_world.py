@@ -127,7 +127,9 @@ class World:
     def nodes(self, **states):
         self.tools.answers("sinfo", nodes(states))
 
-    def scavenger(self, timeout_s=PATIENCE_S, tries=1, sleep=time.sleep, **settings):
+    def scavenger(
+        self, timeout_s=PATIENCE_S, tries=1, sleep=time.sleep, api="commands", **settings
+    ):
         settings.setdefault("lease", SlurmLeaseOptions(partition="preemptable"))
         settings = {"submit_rate": 1000.0, "submit_burst": 1000.0, **settings}
         made = BatchSettings(tag="t", template=TEMPLATE, user="me", **settings)
@@ -142,6 +144,7 @@ class World:
             commands,
             memory=GapMemory(),
             clock=lambda: self.now,
+            api=api,
             environment=self.tools.environment,
         )
 

@@ -14,7 +14,8 @@ from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module, node_group, read
 from scavenger.slurm.due_jobs import tasks_at_once
-from scavenger.slurm.source import SlurmCommandSource, source_for
+from scavenger.slurm.source import TRIAL_EVERY_S, SlurmCommandSource, SourceChoice, source_for
+from tests.scavenger.slurm.slurm_world import CONFIG, World
 from tests.waiting import PATIENCE_S
 
 PYSLURM = """
@@ -271,6 +272,83 @@ def test_only_a_pyslurm_of_slurms_version_is_taken(module, monkeypatch, installe
         source_for("pyslurm", commands, (23, 11))
     monkeypatch.setitem(sys.modules, "pyslurm", module)
     assert load_module((24, 11)) == (module, "")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words", "timeout_s"),
+    [
+        (
+            "raise ImportError('libslurm.so.42: cannot open shared object')",
+            "libslurm.so.42",
+            PATIENCE_S,
+        ),
+        ("import os; os.abort()", "pyslurm", PATIENCE_S),
+        (
+            "import ctypes; ctypes.PyDLL(None).usleep(3_600_000_000)",
+            "gave no answer within 5 s",
+            5.0,
+        ),
+        ("Jobs.load = lambda: 1 / 0", "pyslurm.Jobs.load() failed", PATIENCE_S),
+        ("__version__ = '23.11.0'", "is not of Slurm's version 24.11", PATIENCE_S),
+    ],
+)
+def test_whatever_is_wrong_with_pyslurm_the_commands_are_taken_and_say_why(
+    breaks, words, timeout_s, installed, tmp_path
+):
+    commands = installed(timeout_s=timeout_s)
+    with open(tmp_path / "pyslurm.py", "a") as file:
+        file.write(f"\n{breaks}\n")
+    source = source_for("auto", commands, (24, 11))
+    assert isinstance(source, SlurmCommandSource)
+    assert words in source.reason
+
+
+def test_check_says_why_pyslurm_is_not_used(installed, tmp_path):
+    installed()
+    slurm = World(tmp_path)
+    scavenger = slurm.scavenger(api="auto")
+    (works, sentence), *_ = scavenger.check()
+    assert works
+    assert "asked through commands, because pyslurm" in sentence
+
+
+def test_another_source_is_chosen_when_slurm_is_upgraded(monkeypatch, tmp_path):
+    slurm, versions = World(tmp_path), []
+    monkeypatch.setattr(
+        "scavenger.slurm.source.source_for",
+        lambda api, commands, version: versions.append(version) or SlurmCommandSource(commands),
+    )
+    scavenger = slurm.scavenger(api="auto")
+    scavenger.check()
+    scavenger.check()
+    assert versions == [(22, 5)]
+    slurm.file("config", CONFIG.replace("22.05.8", "24.11.0"))
+    slurm.now += scavenger.site_every_s
+    scavenger.check()
+    assert versions == [(22, 5), (24, 11)]
+
+
+def test_a_pyslurm_that_failed_is_tried_again_and_its_failure_is_logged_once(
+    installed, tmp_path, caplog
+):
+    caplog.set_level("INFO", "scavenger")
+    path = tmp_path / "pyslurm.py"
+    choice, now = SourceChoice("auto", installed(), lambda: now), 1000.0
+    works = path.read_text()
+    path.write_text(f"{works}\nJobs.load = lambda: 1 / 0\n")
+    assert choice.source((24, 11)).reason
+    now += TRIAL_EVERY_S
+    assert choice.source((24, 11)).reason
+    (record,) = caplog.records
+    assert "pyslurm.Jobs.load() failed" in record.getMessage()
+    path.write_text(works)
+    now += TRIAL_EVERY_S - 1.0
+    assert choice.source((24, 11)).name == "commands"
+    now += 1.0
+    assert choice.source((24, 11)).name == "pyslurm"
+    path.unlink()
+    now += TRIAL_EVERY_S
+    assert choice.source((24, 11)).name == "pyslurm"
 
 
 def test_without_pyslurm_the_commands_are_taken(monkeypatch):

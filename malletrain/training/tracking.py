@@ -16,7 +16,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from malletrain.protocol import env
 from malletrain.training import first_sigterm
@@ -76,10 +78,28 @@ def mlflow_run(experiment: str | None = None) -> str:
     experiment_id = (
         existing.experiment_id if existing is not None else client.create_experiment(name)
     )
+    store = urlsplit(mlflow.get_tracking_uri())
+    if store.scheme in ("", "file"):
+        _remove_empty_metrics(Path(unquote(store.path), experiment_id))
     runs = client.search_runs([experiment_id], f"tags.`{MLFLOW_TAG}` = '{run_id()}'", max_results=1)
     run = runs[0] if runs else client.create_run(experiment_id, tags={MLFLOW_TAG: run_id()})
     os.environ["MLFLOW_RUN_ID"] = run.info.run_id
     return str(run.info.run_id)
+
+
+def _remove_empty_metrics(experiment: Path) -> None:
+    """Remove the empty metrics of this job's run from a file store. A process that is lost while it
+    begins a metric leaves one, and MLflow then refuses to read the run.
+
+    Args:
+        experiment: the folder of the run's experiment.
+    """
+    with contextlib.suppress(OSError):
+        for tag in experiment.glob(f"*/tags/{MLFLOW_TAG}"):
+            if tag.read_text() == run_id():
+                for metric in tag.parents[1].glob("metrics/**/*"):
+                    if metric.is_file() and not metric.stat().st_size:
+                        metric.unlink()
 
 
 def log_to_trackers(name: str, value: float, step: int | None) -> None:

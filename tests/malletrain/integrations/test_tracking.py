@@ -228,6 +228,25 @@ def test_mlflow_goes_on_with_the_run_of_the_job(mlflow, job):
     assert tracking.mlflow_run("trial") != name, "another job's"
 
 
+def test_a_metric_that_a_lost_process_had_begun_does_not_keep_mlflow_from_the_run(
+    mlflow, job, tmp_path
+):
+    name = tracking.mlflow_run("trial")
+    with mlflow.start_run():
+        mlflow.log_metric("loss", 0.5, step=1)
+    job.delenv("MLFLOW_RUN_ID", raising=False)
+    (metric,) = tmp_path.glob(f"**/{name}/metrics/loss")
+    begun = metric.with_name("eval") / "runtime"  # as log_metric("eval/runtime", …) does
+    begun.parent.mkdir()
+    begun.touch()
+    assert tracking.mlflow_run("trial") == name
+    with mlflow.start_run() as run:
+        mlflow.log_metric("loss", 0.4, step=2)
+        mlflow.log_metric("eval/runtime", 1.0, step=2)
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [(value.step, value.value) for value in history] == [(1, 0.5), (2, 0.4)]
+
+
 @pytest.mark.parametrize("stop", every_change([7, 12], 7))
 def test_the_callbacks_of_trainer_log_into_one_run(mlflow, job, tmp_path, stop):
     """MLflow's and TensorBoard's, with a change after a step within an epoch and at its end."""

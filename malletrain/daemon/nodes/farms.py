@@ -314,6 +314,13 @@ class Farms:
         agent = self._state.agents.on(node)
         return agent is not None and agent.holds == job
 
+    def _stays(self, node: str, job: str) -> bool:
+        """Whether a node holds a job and does not leave. The launcher of one that leaves may not
+        know it yet, asks for tasks, and would stop them as soon as it does.
+        """
+        agent = self._state.agents.on(node)
+        return agent is not None and agent.holds == job and agent.gone_at is None
+
     # --- the owner ---
 
     def retry(self, run: ActiveJob, numbers: list[int] | None) -> int:
@@ -339,7 +346,7 @@ class Farms:
     # --- inside ---
 
     def _hand_out(self, run: ActiveJob, farm: Farm, now: float) -> None:
-        """Hand out waiting tasks to all nodes of the farm that want some."""
+        """Hand out waiting tasks to all nodes of the farm that want some and stay."""
         state, job, queue = self._state, run.row.id, farm.queue
         lasts = {node: state.controller.state.lasts_s(node) for node in farm.nodes}
         longest_s = max((s for s in lasts.values() if s is not None), default=None)
@@ -352,7 +359,7 @@ class Farms:
                 farm.spec.max_running,
             )
             count = min(count, farm.at_once)
-            if count <= 0 or session.sent is not None or not self._holds(node, job):
+            if count <= 0 or session.sent is not None or not self._stays(node, job):
                 continue
             failing = queue.failing
             concerned = failing.has_excused or failing.trust(node) is not Trust.TRUSTED

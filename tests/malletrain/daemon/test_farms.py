@@ -42,6 +42,10 @@ def farm(total: int, **fields) -> FarmSpec:
     )
 
 
+def problem_with(tasks: FarmSpec) -> str:
+    return problem_of(messages.JobSpec("f", "ann", "run", "/", "python", farm=tasks, **FIELDS))
+
+
 class Site:
     """A daemon, a farm of Ann, and the agents of the nodes that it has."""
 
@@ -426,6 +430,16 @@ def test_a_node_without_the_job_loses_its_tasks(two_nodes):
     assert site.counts() == {"running": 2, "waiting": 2}
 
 
+def test_a_node_that_leaves_gets_no_other_task(site):
+    site.pull()
+    site.items()
+    site.agents[0].say(messages.Leaving(600.0))
+    site.finish((0, 1), capacity=2)  # the launcher does not know it yet
+    site.agents[0].say(messages.Heartbeat("b"))
+    answer = site.agents[0].hear((messages.TaskItems, messages.Alive))
+    assert isinstance(answer, messages.Alive)
+
+
 def test_what_was_never_handed_out_is_never_done(site):
     site.pull()
     site.items()
@@ -561,25 +575,12 @@ def test_the_largest_message_with_results_fits():
     ],
 )
 def test_an_invalid_farm_is_refused_with_a_sentence(fields, sentence):
-    spec = messages.JobSpec(
-        "f",
-        "ann",
-        "run",
-        "/",
-        "python",
-        mode="farm",
-        farm=farm(**{"total": 10, **fields}),
-        goal="throughput",
-    )
-    assert sentence in problem_of(spec)
+    assert sentence in problem_with(farm(**{"total": 10, **fields}))
 
 
 def test_a_valid_farm_is_accepted():
     tasks = farm(10, command=("run", "{x}", "{output}"), output="out/{x}")
-    spec = messages.JobSpec(
-        "f", "ann", "run", "/", "python", mode="farm", farm=tasks, goal="throughput"
-    )
-    assert problem_of(spec) == ""
+    assert problem_with(tasks) == ""
 
 
 def test_at_most_so_many_tasks_run_on_all_nodes_together(tmp_path):

@@ -1,4 +1,6 @@
-"""Cases that fail, each with its reason. Strict: one that passes must be taken out."""
+"""Cases that fail, each with its reason. Strict: one that passes must be taken out, unless its
+reason is one of chance.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ _ROWS_OF_LOST_RANK = (
     "a rank that is lost without notice takes with it the rows in its buffers of a step that the "
     "others have finished, and rank 0 saved"
 )
+OF_CHANCE = {_OFFLINE_ROWS, _ROWS_OF_LOST_RANK}
+"""Reasons that depend on the instant at which a process is lost: a run may pass everywhere."""
 KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
     ("restart/weights_and_biases", "loss", ""): _OFFLINE_ROWS,
     ("restart/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
@@ -36,7 +40,7 @@ def reason(outcome: Outcome) -> str:
 
 
 def resolved(outcomes: Sequence[Outcome], whole: bool) -> list[str]:
-    """The known failures that pass, as sentences.
+    """The known failures that pass, as sentences, without those of chance.
 
     Args:
         outcomes: of one script and one change.
@@ -50,4 +54,8 @@ def resolved(outcomes: Sequence[Outcome], whole: bool) -> list[str]:
     keys = [key for key in passed if key in KNOWN_FAILURES]
     if whole and len(passed) == len(outcomes):
         keys += sorted({(*key[:2], "") for key in passed} & KNOWN_FAILURES.keys())
-    return [f"{' '.join(key).strip()} passes, and is in KNOWN_FAILURES" for key in keys]
+    return [
+        f"{' '.join(key).strip()} passes, and is in KNOWN_FAILURES"
+        for key in keys
+        if KNOWN_FAILURES[key] not in OF_CHANCE
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from malletrain.agent.logs import tail
-from malletrain.protocol.failures import CANNOT_START, LAUNCHER_KILLED, UNFIT
+from malletrain.protocol.failures import CANNOT_START, UNFIT
 from malletrain.protocol.job_files import rank_log_name
 from malletrain.protocol.messages import Failure
 
@@ -101,7 +101,7 @@ def killed(code: int, rank: int, now: float) -> tuple[Failure, ...]:
     if not number:
         return ()
     advice = "; often the node ran out of memory" if number == signal.SIGKILL else ""
-    return (Failure(rank, -number, now, cause=f"{LAUNCHER_KILLED}{advice}."),)
+    return (Failure(rank, -number, now, cause=f"The launcher was killed{advice}."),)
 
 
 def lacks_folder(launcher_log: str, code: int, folder: str, now: float) -> tuple[Failure, ...]:

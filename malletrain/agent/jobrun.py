@@ -313,7 +313,9 @@ class NodeJob:
         """
         if self._process is None or self.releasing:
             return
-        failure = Failure(self._first_rank, -signal.SIGKILL, time.time(), cause=sentence)
+        failure = Failure(
+            self._first_rank, -signal.SIGKILL, time.time(), cause=sentence, by_agent=True
+        )
         self._last_failures = (failure,)
         self._servers.sweep(1.0)  # the next step finds that the launcher has ended
 

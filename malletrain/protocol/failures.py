@@ -124,9 +124,6 @@ SCRIPT_ENDED = "The script itself ended with this code."
 """Cause of a failure with RESTART_CODE if the worker had not asked to be started again. It says
 nothing more than the code, so that the output describes the failure.
 """
-LAUNCHER_KILLED = "The launcher was killed"
-"""Beginning of the cause of a failure whose launcher was killed by something other than its agent.
-"""
 NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 

@@ -200,6 +200,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     tail: Tail = ""
     cause: Sentence = ""
     """The cause, if more is known than the tail's last line."""
+    by_agent: bool = False
+    """Whether the agent killed the process, because the job broke a rule of the node."""
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

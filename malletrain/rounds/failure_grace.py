@@ -8,14 +8,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from malletrain.protocol.failures import (
-    LAUNCHER_KILLED,
-    by_cause,
-    describe,
-    secondary,
-    starts_again,
-    unfit,
-)
+from malletrain.protocol.failures import by_cause, describe, secondary, starts_again, unfit
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import BROKEN, AssignmentPhase
 from malletrain.rounds.interface import Action, Broke
@@ -46,16 +39,13 @@ def _at_fault(assignments: Mapping[str, Assignment]) -> tuple[str, ...]:
 def _may_die_with_its_node(broken: Mapping[str, Assignment], failures: Sequence[Failure]) -> bool:
     """Return whether the first cause is that a launcher was killed, and other members lost a peer.
     The agent of a node that is taken without notice can be the last of its processes to be killed.
-    An agent that kills the launcher itself reports why, so there is no loss.
+    If the agent killed the launcher itself, there is no loss.
 
     Args:
         broken: The members that failed, with their reports.
         failures: Their failures, first causes first.
     """
-    if not failures or failures[0].exitcode != -signal.SIGKILL:
-        return False
-    cause = failures[0].cause
-    if cause and not cause.startswith(LAUNCHER_KILLED):
+    if not failures or failures[0].exitcode != -signal.SIGKILL or failures[0].by_agent:
         return False
     killed = {
         node

@@ -200,6 +200,7 @@ def test_a_launcher_that_is_killed_while_its_workers_run_is_a_failure(daemon, st
     (failure,) = daemon.expect("n0", messages.Phase, phase="exited").assignment.failures
     assert (failure.rank, failure.exitcode, failure.tail) == (6, -9, "")
     assert failure.cause == "The launcher was killed; often the node ran out of memory."
+    assert not failure.by_agent
 
 
 def test_a_launcher_that_is_killed_after_its_worker_failed_keeps_that_failure(

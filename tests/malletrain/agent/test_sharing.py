@@ -235,7 +235,7 @@ def test_a_job_that_uses_more_memory_than_its_slot_fails_with_the_reason(daemon,
     (tmp_path / "grow").touch()
     phase = daemon.expect("n0", messages.Phase, phase="exited", job="j1")
     [failure] = phase.assignment.failures
-    assert failure.exitcode == -9
+    assert (failure.exitcode, failure.by_agent) == (-9, True)
     assert failure.cause.startswith("The job uses ")
     assert "its slot has 400 MiB" in failure.cause
     until(lambda: not agent.job_pids(), "no process of the job is left")

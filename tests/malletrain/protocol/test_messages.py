@@ -23,7 +23,9 @@ HONEST = [
         8,
         "gpu a100",
         12.5,
-        messages.Assignment("j1", "failed", 3, (messages.Failure(2, -9, 1.7e9, "Killed"),)),
+        messages.Assignment(
+            "j1", "failed", 3, (messages.Failure(2, -9, 1.7e9, "Killed", by_agent=True),)
+        ),
     ),
     messages.Heartbeat("abcd1234-3", 10**10),
     messages.Phase(

@@ -91,11 +91,21 @@ def test_a_killed_launcher_is_the_first_cause_and_may_be_the_beginning_of_a_loss
 def test_a_launcher_that_its_agent_killed_is_not_taken_for_the_beginning_of_a_loss():
     r = running("a", "b")
     cause = "The job uses 900 MiB of memory on this node, and its slot has 800 MiB."
-    own = Failure(1, -9, 110.3, cause=cause)
+    own = Failure(1, -9, 110.3, cause=cause, by_agent=True)
     fails(r, 110.0, "a", tail=CLOSED)
     says(r, 110.0, "exited", "b", generation=1, failures=(own,))
     (broke,) = r.tick(112.0)
     assert broke.sentence == f"Rank 1 was killed by signal 9: {cause}"
+
+
+@pytest.mark.parametrize("cause", ["", "The process was killed by the kernel."])
+def test_the_words_of_a_cause_do_not_say_who_killed_the_launcher(cause):
+    """An earlier agent says less: its own kills are reported later, and none too early."""
+    r = running("a", "b")
+    fails(r, 110.0, "a", tail=CLOSED)
+    says(r, 110.0, "exited", "b", generation=1, failures=(Failure(1, -9, 110.3, cause=cause),))
+    assert r.tick(112.0) == []
+    assert [type(action) for action in r.tick(116.0)] == [Broke]
 
 
 def test_a_node_that_is_lost_after_its_launcher_was_killed_is_no_failure():

@@ -8,7 +8,8 @@ The differences from :class:`malletrain.rounds.restart.RestartRounds`, in
 * Leavers are released when the others have left the old group.
 * After a lost member or a failed worker, the remaining members form a new round at once, without a
   plan. If the group broke although no member was lost, they form a new round after a short wait.
-* If no staying member has the state, leavers that have it take part in one more round.
+* If no staying member has the state, leavers that have it take part in one more round, and so do
+  members that are not planned any more.
 * A leaver that is planned again goes on with its state in the next round, unless the newest round
   runs before that. Rounds that were not completed and have only leavers by then are aborted.
 """
@@ -108,8 +109,7 @@ class LiveRounds(RestartRounds):
                 return actions
             if assignment.phase in BROKEN:
                 is_failure = any(isinstance(action, Broke) for action in actions)
-                leavers_go_on = held_state and not is_failure and self._holders_suffice()
-                others = self.survivors() or leavers_go_on
+                others = self.survivors() or (not is_failure and self._outsiders())
                 if not (held_state or joined) or not others:
                     return actions
                 event = RoundEvent.JOINER_FAILED if joined else RoundEvent.WORKER_FAILED
@@ -127,10 +127,14 @@ class LiveRounds(RestartRounds):
         affected = not done and (node in self.members or node in self._group)
         if affected:
             self.failure.node_lost_in = self.generation
+        was_giver = node in self.members and node not in self.target
         self._leavers.pop(node, None)
         actions = super().gone(node, now)
         if affected:
             actions += self.handle(Occurrence(RoundEvent.MEMBER_LOST, now, node))
+            waits = self.stage is RoundStage.FORMING and self.lost_member and not self.survivors()
+            if was_giver and waits:
+                self.deadline = now  # nothing else ends the round, since no plan follows
         self._group = tuple(n for n in self._group if n != node)
         self._failed_joins.pop(node, None)
         self._withheld_reports.pop(node, None)
@@ -220,6 +224,18 @@ class LiveRounds(RestartRounds):
         """Return whether the planned nodes that hold the state are enough, leavers included."""
         return self._enough([n for n in self.target if self._holds_state(n)])
 
+    def _outsiders(self) -> tuple[str, ...]:
+        """Return the nodes that hold the state and do not stay, or are leavers that are planned
+        again. They pass it on if no staying node has it.
+        """
+        leavers = (n for n in self._leavers if self._leaver_with_state(n) is not None)
+        return (*leavers, *self._members_without_plan())
+
+    def _members_without_plan(self) -> tuple[str, ...]:
+        """Return the members that entered the newest round, hold its state, and are not planned."""
+        left_out = (n for n in self.members if n not in self.target and n not in self._leavers)
+        return tuple(n for n in left_out if self.is_in(n, *HOLDING) and self._holds_state(n))
+
     @property
     def between_epochs(self) -> bool:
         """Whether the script is in the code after the steps of an epoch."""
@@ -265,8 +281,8 @@ class LiveRounds(RestartRounds):
         return self._is_intact() and bool(staying) and leavers_hold and in_time
 
     def has_survivors(self, _: Occurrence) -> bool:
-        """A staying node holds the job's state."""
-        return any(map(self._holds_state, self.target))
+        """A node holds the job's state."""
+        return any(map(self._holds_state, self.target)) or bool(self._outsiders())
 
     def waits_for_members(self, _: Occurrence) -> bool:
         """No member has failed, and a staying node holds the job's state."""
@@ -317,9 +333,13 @@ class LiveRounds(RestartRounds):
         self._complete_by = self._gone_at = None
         actions = self._release_needless_leavers()
         self._take_back(self.target, leaves=False)
+        givers: tuple[str, ...] = ()
         if self.target and not self.survivors():
             self._take_back(sorted(self._leavers), leaves=True)
-        givers = self.holdings.givers
+            # After a drain the state is in the snapshot, and the members wait to be stopped.
+            if self.stage is RoundStage.WARMING and not self.outdated and not self.whole():
+                givers = self._members_without_plan()
+        givers = tuple(dict.fromkeys((*self.holdings.givers, *givers)))
         self.holdings.givers = tuple(n for n in givers if n not in self.target)
         actions += self._form(occurrence, because_lost=self.lost_member)
         self._rosters[self.generation] = self.members
@@ -443,7 +463,13 @@ class LiveRounds(RestartRounds):
 
     def _abort(self, lost: Collection[str]) -> list[Action]:
         void = sorted(g for g, roster in self._rosters.items() if not set(lost).isdisjoint(roster))
-        return [SendAbort(n, g) for n in self.survivors() for g in void]
+        # A step that is not lost goes on.
+        outsiders = self._outsiders() if self._breaks_group(lost) else ()
+        return [SendAbort(n, g) for n in self.survivors() or outsiders for g in void]
+
+    def _breaks_group(self, lost: Collection[str]) -> bool:
+        """Return whether one of ``lost`` is in the group that trains."""
+        return not set(lost).isdisjoint(self._group)
 
     def _continue_without(self, lost: Collection[str], occurrence: Occurrence) -> list[Action]:
         """Abort the groups of the lost members, and form a round of the remaining ones if they are
@@ -453,8 +479,11 @@ class LiveRounds(RestartRounds):
             self._take_back(self.target, leaves=False)  # they abort their step, too
         actions = self._abort(lost)
         if not self._enough(self.survivors()):
+            if not self._breaks_group(lost):
+                return actions
             # The step that leavers should finish is lost, and no round follows.
-            return actions + (self._release_leavers() if set(lost) & set(self._group) else [])
+            only_holders = () if self.survivors() else self._outsiders()
+            return actions + self._release_leavers(but=only_holders)
         # Leavers stay until it is formed, because they have the state if the others fail.
         self.lost_member = self._without_waiting = True
         try:
@@ -501,6 +530,10 @@ class LiveRounds(RestartRounds):
             self.failure.told_of = self.generation
         if fault or self._enough(self.survivors()):
             self.failure.clear()  # else the remaining members cannot continue without it
+        elif self.stage is RoundStage.WARMING and not self.survivors():
+            # The next round starts it again, and others pass the state on.
+            self.failure.clear()
+            self.failure.answered[node] = occurrence.assignment
         if node in self.holdings.doubted:
             self._withheld_reports[node], fault = fault, []
         return self._continue_without([node], occurrence) + fault

@@ -197,6 +197,98 @@ def test_a_leaver_planned_again_that_is_not_enough_alone_keeps_its_state_after_a
     assert rounds(live.says("d", "ready", 0)) == [("a", "d")]
 
 
+@pytest.mark.parametrize("how", ["gone", "failed", "lost"])
+def test_a_leaver_planned_again_that_is_not_enough_alone_is_the_only_one_with_the_state(how):
+    live = Live("a", "b", min_nodes=2)
+    live.rounds.min_nodes = 1
+    live.rounds.move(("b",), live.now)
+    live.rounds.min_nodes = 2
+    live.rounds.move(("a", "d"), live.now)
+    if how == "gone":
+        actions = live.rounds.gone("b", live.now)
+    elif how == "failed":
+        actions = live.fails("b")
+    else:
+        live.says("b", "lost", 2)
+        live.now += live.rounds.settings.failure_grace_s
+        actions = live.rounds.tick(live.now)
+    assert not of(SendRelease, actions)
+    assert aborts(actions) >= {("a", 1), ("a", 2)}, "its step has lost a peer"
+    live.now += 10.0
+    assert not of(Broke, live.rounds.tick(live.now)), "d is being started"
+    live.says("a", "lost", 1)
+    assert rounds(live.says("d", "ready", 0)) == [("a", "d")]
+
+
+def test_a_joiner_that_is_killed_uses_up_no_try_where_a_leaver_planned_again_has_the_state():
+    live = Live("a", "b", "c")
+    live.rounds.move(("b", "d"), live.now)
+    assert rounds(live.says("d", "ready", 0)) == [("b", "d")]
+    assert live.rounds.move(("a", "d"), live.now) == [], "b and d complete their round first"
+    assert rounds(live.says("d", "failed", 0, KILLED)) == [("a",)]
+    live.now += 30.0
+    assert not of(Broke, live.rounds.tick(live.now))
+    assert rounds(live.run()) == [("a", "d")]
+
+
+def without_the_member_that_stays(how: str) -> tuple[Live, list]:
+    """b is not planned any more, and a is lost while d starts."""
+    live = Live("a", "b")
+    assert live.rounds.move(("a", "d"), live.now) == [SendAssign("d")]
+    return live, live.rounds.gone("a", live.now) if how == "gone" else live.fails("a")
+
+
+@pytest.mark.parametrize(("how", "nodes"), [("gone", ("b", "d")), ("failed", ("b", "a", "d"))])
+def test_a_member_that_is_not_planned_any_more_gives_the_state_if_no_other_has_it(how, nodes):
+    live, actions = without_the_member_that_stays(how)
+    assert aborts(actions) == {("b", 1)}, "its step has lost a peer"
+    live.says("b", "lost", 1)
+    for _ in range(10):
+        live.now += 1.0
+        actions += live.rounds.tick(live.now)
+    assert not of(Broke, actions), "b has the state, and d is being started"
+    assert not of(SendRelease, actions)
+    actions = live.says("d", "ready", 0)
+    assert rounds(actions) == [nodes]
+    assert rounds(live.run()) == [nodes[1:]]
+    assert of(SendRelease, live.run()) == [SendRelease("b")]
+
+
+def test_a_script_that_raises_is_told_once_where_a_member_without_a_plan_has_the_state():
+    live = Live("a", "b")
+    live.rounds.move(("a", "d"), live.now)
+    assert [broke.nodes for broke in of(Broke, live.fails("a", RAISED))] == [("a",)]
+    live.now += 30.0
+    assert not of(Broke, live.rounds.tick(live.now))
+    assert live.rounds.move(("a", "d"), live.now) == []
+    assert rounds(live.says("d", "ready", 0)) == [("b", "a", "d")]
+
+
+def test_a_failure_is_told_where_the_last_one_with_the_state_fails_too():
+    live, actions = without_the_member_that_stays("failed")
+    actions += live.fails("b")
+    live.now += live.rounds.settings.failure_grace_s
+    assert [broke.nodes for broke in of(Broke, actions + live.rounds.tick(live.now))] == [("b",)]
+    live.rounds.move(("a", "d"), live.now)
+    assert rounds(live.says("d", "ready", 0)) == [("a", "d")], "from the snapshot"
+
+
+def test_a_member_that_has_saved_its_state_for_the_next_round_does_not_give_it_too():
+    live = Live("a", "b")
+    live.rounds.move(("d",), live.now)
+    assert of(SendDrain, live.says("d", "ready", 0))
+    assert rounds(live.rounds.gone("b", live.now)) == [("d",)], "a waits to be stopped"
+
+
+def test_a_round_does_not_wait_for_a_node_that_is_lost_before_it_gave_the_state():
+    live, _ = alone_with_a_leaver()
+    live.rounds.move(("a",), live.now, 15.0)
+    assert rounds(live.says("a", "ready", 0)) == [("b", "a")]
+    live.rounds.gone("b", live.now)
+    assert live.rounds.next_wakeup() == live.now
+    assert rounds(live.rounds.tick(live.now)) == [("a",)]
+
+
 def test_leavers_do_not_stay_until_the_end_of_a_script_that_is_finishing():
     live = Live("a", "b")
     live.rounds.move(("b",), live.now)

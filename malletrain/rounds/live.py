@@ -281,7 +281,7 @@ class LiveRounds(RestartRounds):
         return self._is_intact() and bool(staying) and leavers_hold and in_time
 
     def has_survivors(self, _: Occurrence) -> bool:
-        """A node holds the job's state."""
+        """A node holds the job's state, and stays or can pass it on."""
         return any(map(self._holds_state, self.target)) or bool(self._outsiders())
 
     def waits_for_members(self, _: Occurrence) -> bool:

@@ -159,8 +159,8 @@ class Job:
 
     def waits_as(self, node):
         """Return the process of a node that waits in its third step; None if none does."""
-        found = [line for line in self.notes() if line.startswith(f"{node} waits as")]
-        return int(found[0].rpartition(" ")[2]) if found else None
+        lines = [line for line in self.notes() if line.startswith(f"{node} waits as")]
+        return int(lines[0].rpartition(" ")[2]) if lines else None
 
     def output(self):
         logs = sorted(self.folder.glob("*/*.log"))

@@ -24,7 +24,7 @@ from malletrain.rounds.interface import (
 )
 from malletrain.rounds.live import LiveRounds
 from tests.malletrain import forked_programs
-from tests.malletrain.agent.node_side import spec
+from tests.malletrain.agent.node_side import alive, spec
 from tests.malletrain.launch.fake_agent import FakeAgent
 from tests.malletrain.launch.test_live import LAUNCHER
 from tests.waiting import NEVER_S, PATIENCE_S, until
@@ -119,9 +119,15 @@ class Job:
     def move(self, *nodes):
         self.act(self.rounds.move(nodes, time.monotonic()))
 
+    def kill(self, node):
+        """Kill the worker on a node, which waits in its third step."""
+        process = self.waits_as(node)
+        os.kill(process, signal.SIGKILL)
+        until(lambda: not alive(process), "the worker is gone")
+
     def lose(self, node):
         """The node is lost with all its processes."""
-        os.kill(self.waits_as(node), signal.SIGKILL)
+        self.kill(node)
         self.launchers.pop(node).kill()
         self.agents.pop(node).socket.close(0)
         self.act(self.rounds.gone(node, time.monotonic()))
@@ -205,9 +211,9 @@ def test_a_leaver_that_is_planned_again_goes_on_alone_when_the_other_worker_is_k
     job.move("b")
     job.move("a", "d")
     job.until(lambda: "d begins" in job.notes(), "d is being started")
-    os.kill(job.waits_as("b"), signal.SIGKILL)
-    job.until(lambda: job.rounds.members == ("a",), "a goes on alone")
+    job.kill("b")
     touch(job, "go")
+    job.until(lambda: job.rounds.members == ("a",), "a goes on alone")
     assert steps_after_the_second(job) == [f"a step {n} of round 3" for n in range(3, 7)]
 
 
@@ -228,9 +234,10 @@ def test_a_leaver_that_is_not_enough_alone_gives_the_state_when_the_other_node_i
 def test_a_member_that_is_not_planned_any_more_gives_the_state_when_the_other_worker_is_killed(job):
     job.move("a", "d")
     job.until(lambda: "d begins" in job.notes(), "d is being started")
-    os.kill(job.waits_as("a"), signal.SIGKILL)
+    job.kill("a")
+    touch(job, "go")
     job.until(lambda: SendAbort("b", 1) in job.actions, "b gives up its step")
-    touch(job, "go", "start")
+    touch(job, "start")
     steps = steps_after_the_second(job)
     assert job.of(SaveRound)[1].members == ("b", "a", "d")
     for node in "ad":  # b leaves after any step

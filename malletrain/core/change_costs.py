@@ -1,21 +1,24 @@
-"""What a change of nodes costs a job in a plan besides the pause of the rescale. Pure.
+"""What a change of nodes costs a job in a plan besides the pause of the rescale: the start of a
+service's process, and the reading of data again. Pure.
 
-The start of a training pauses the training; it is paid back within the forward-looking time or not
-at all. The process of a service may load for longer than that, such as a model of 100 GB, and then
-works for as long as its node lasts. So its start is charged in proportion to that time:
+The start of a training is a pause, which a plan charges in full against the forward-looking time
+(``t_fwd``). The process of a service may load for longer than ``t_fwd``, such as a model of 100 GB,
+and then works for as long as its node lasts. So a plan charges only a part of its expected duration
+``start``, in proportion to the time for which the node is expected to last (``horizon``; unlimited
+without a forecast):
 
-    charged = t_fwd · start / min(horizon, max(t_fwd, PAYBACK_FACTOR · start))
+    charged = t_fwd · min(1, start / min(horizon, max(t_fwd, PAYBACK_FACTOR · start)))
 
-and nodes that are expected to be gone before the process is ready are not offered to it. Its other
-processes continue meanwhile, so that growth is charged for the added nodes only.
+Nodes that are expected to be gone before the process is ready are not offered to the service. Its
+other processes continue meanwhile, so that growth is charged for the added nodes only.
 
 A job whose training data lie in the memory of its nodes reads the samples of a node that it gives
 up from the data set again, by the other nodes. A node that joins owns an equal share of the
 samples, has none of them, and reads them from the data set, while all nodes read theirs. Both are
 seconds without training, like the pause of the rescale, so they are added to it. Decides the
 seconds of the smallest change, by one node: costs of a bid do not depend on how many nodes join or
-leave. Decides also how much of them counts: the times come from the job's own processes, and no job
-may hold its nodes by its data alone.
+leave. They are capped at :data:`MAX_SHARE` of the forward-looking time, because the job's own
+processes report them: a job cannot keep its nodes by claiming costly data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The base of all messages, and the bounds of what agents and clients may send.
 
-The messages are in :mod:`malletrain.protocol.messages`. Senders may be any user's processes. The
-bounds ensure that no number overflows and no text fills the store. They are checked when a message
-arrives; the sender is trusted to build a valid one.
+The messages are in :mod:`malletrain.protocol.messages`. Their senders may be any user's processes,
+so the bounds ensure that no number overflows and no text fills the store. They are checked only
+when a message arrives, not when it is built.
 """
 
 from __future__ import annotations

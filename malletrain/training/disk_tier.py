@@ -261,10 +261,10 @@ class DiskTier:
         self._newest_is_bad = not is_own and os.path.exists(self.path)
         self._signature = snapshot_file.signature(self.path) if is_own else None
 
-    def is_behind(self, requested: str) -> None:
-        """Note that the objects were restored from memory. If the snapshot on disk is the one from
-        which the run may have started (``requested``), it may be overwritten, as if this process
-        had restored it.
+    def allow_overwriting_resume_source(self, requested: str) -> None:
+        """Allow the next save to overwrite the snapshot on disk if it is the one from which the run
+        may have started (``requested``), as if this process had restored it. Called when the
+        objects were restored from memory.
         """
         on_disk = snapshot_file.peek(self.path)
         recorded = owner.owner_of(on_disk) if on_disk is not None else None

@@ -244,14 +244,12 @@ def all_epochs_of(objects: Mapping[str, Any]) -> list[CountedEpochs]:
     return [value for value in objects.values() if isinstance(value, CountedEpochs)]
 
 
-def schedule(objects: Mapping[str, Any]) -> str:
+def after_epoch_fingerprint(objects: Mapping[str, Any]) -> str:
     """Return a text of the state that the code after an epoch usually changes, for a comparison
     later in the same process: the states of all objects other than modules, optimizers and
     samplers, the optimizers' group options, plain numbers of the modules, and the version counter
     of each of their tensors.
     """
-    # it imports this module
-
     states: dict[str, Any] = {}
     for name, value in objects.items():
         target = unwrapped(value)

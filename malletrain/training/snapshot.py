@@ -183,9 +183,9 @@ class Snapshot:
         self._step_end = StepEnd(self._after_step)
         self._epoch_begin = EpochBegin(lambda: objects)
         self._epoch_ends = EpochEnds(number_of(self.path))
-        self._saved_schedule: str | None = None
-        """Schedule (:func:`malletrain.training.objects.schedule`) at the time of the snapshot that
-        the script saved in the code after an epoch's steps; None if it saved none.
+        self._saved_fingerprint: str | None = None
+        """:func:`malletrain.training.objects.after_epoch_fingerprint` at the time of the snapshot
+        that the script saved in the code after an epoch's steps; None if it saved none.
         """
         for counted in self._counted:
             counted.on_epoch_closed(functools.partial(self._on_epoch_closed, counted))
@@ -254,7 +254,7 @@ class Snapshot:
             if in_memory:  # the snapshot on disk is older, or absent
                 self._disk_saved_at = float(payload.get("disk_since", self._disk_saved_at))
                 due_in -= time.time() - self._disk_saved_at
-                self._disk.is_behind(requested)
+                self._disk.allow_overwriting_resume_source(requested)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_saved_at if in_memory else payload.get("time")
         self._pace.begin(due_in, payload and payload.get("save_s"))
@@ -301,9 +301,9 @@ class Snapshot:
         """
         self._is_in_use = True
         if self._epochs is not None and self._epochs.between_epochs:
-            if self._saved_schedule is None:
+            if self._saved_fingerprint is None:
                 self._close_epoch_later()
-            self._saved_schedule = parts.schedule(self._objects)
+            self._saved_fingerprint = parts.after_epoch_fingerprint(self._objects)
         return self._is_writer() and self._save() is None
 
     def _is_writer(self) -> bool:
@@ -432,11 +432,11 @@ class Snapshot:
         report.between_epochs(False)
         if self._caller == "Snapshot" and self._flags is not None and self._agreement is None:
             self._epoch_ends.closed()
-        saved, self._saved_schedule = self._saved_schedule, None
+        saved, self._saved_fingerprint = self._saved_fingerprint, None
         if saved is not None:
             atexit.unregister(self.close_epoch_at_exit)
             # False if the script saved before its scheduler made a step
-            complete = saved == parts.schedule(self._objects)
+            complete = saved == parts.after_epoch_fingerprint(self._objects)
             if is_sharded(self._objects):
                 team = self._all_ranks()
                 by_rank = team.everywhere(lambda: complete)

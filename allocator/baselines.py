@@ -1,7 +1,7 @@
 """The simple policies that MalleTrain is compared with: equal share, and first come, first served.
 
-Decides sizes from the same bids as the MILP, without regard to their values, and returns the same
-type. It does not choose nodes.
+Decides sizes from the same bids as the MILP, ignores their values, and returns an Allocation like
+the MILP. It does not choose nodes.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ size comes next (:mod:`jpa.profile`) and does not keep a curve (:mod:`jpa.curve`
 :func:`steady_throughput` is the one estimate of what a job processes at a size when nothing
 disturbs it. A profile and the windows after it use it (:class:`ThroughputMeter`,
 :class:`Monitor`), from which plans follow, and so does the daemon for what ``malletrain show`` has
-seen at each size. Two other questions have other answers, with stalls: what a job processes at this
-moment is the rate of ``malletrain status``, a mean over the last seconds, which the daemon
-computes; what part of its curve it achieves in the long run, pauses included, is the pace of the
-goals, from which deadlines are forecast.
+seen at each size. Two other rates, which the daemon computes, include stalls: that of ``malletrain
+status`` is a mean over the last seconds; the pace of the goals, from which deadlines are forecast,
+is the part of its curve that a job achieves in the long run, pauses included.
 
 The observed time is cut into 8-20 batches of about equal length whose ends lie on progress reports
 (batch means; Schmeiser, "Batch size effects in the analysis of simulation output", Operations

@@ -59,8 +59,9 @@ def as_one(
 
 
 def factor(trials: Sequence[Candidate], nodes: int, exponent: float) -> float:
-    """Return the factor on each trial's weight: the mean, over the trials, of the ratio of the
-    throughput per node on all their nodes together to that at their smallest size.
+    """Return the factor on the weights of a sweep's trials, at most 1: the mean of a ratio over the
+    trials. It is a trial's throughput per node on the nodes of all trials together, divided by that
+    at its smallest size.
     """
     bids = []
     for c in trials:

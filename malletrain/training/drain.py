@@ -138,8 +138,8 @@ def wait_to_be_stopped(
         flags: the agent's flags.
         number: number of the request.
         limit_s: maximum time to wait, seconds. Default: STOP_WAIT_S.
-        again: called with the number of a later request; return whether the current state is on
-            the nodes, or on the disk, that this request needs.
+        again: called with the number of a later request; returns whether the saved state is
+            where that request needs it (on other nodes, or on the disk).
 
     Returns:
         The number of the newest request that was answered.

@@ -149,9 +149,12 @@ class CountedEpochs:
             watcher.batch_requested(self)
 
     def _refuse_prefetched(self, begun: tuple[int, int], restored: tuple[int, int]) -> None:
-        """Refuse the next request in this iteration, whose workers have read batches ahead, if they
-        read from elsewhere; no longer, if they read from there. ``begun``, ``restored``: epoch and
-        sample of the iteration's begin, and of the state that was restored since.
+        """Make the next request of this iteration fail if its workers began to read at another
+        position than the restored one, and let it pass again if both are equal.
+
+        Args:
+            begun: epoch and sample at which the iteration began.
+            restored: epoch and sample of the state that was restored since.
         """
         self._stale = ""
         if begun != restored:
@@ -178,8 +181,9 @@ class CountedEpochs:
             notice(sentence)
 
     def _resume(self, state: Mapping[str, Any]) -> None:
-        """Note that the run has resumed from ``state`` of the subclass. In live mode only some
-        processes do so, and the state must be the same on all; there a skipped batch is an error.
+        """Note that the run has resumed from ``state`` of the subclass. Does nothing in live mode:
+        there only joiners resume, the state must be equal on all ranks, and a skipped batch is an
+        error anyway.
         """
         if env.LIVE in os.environ:
             return
@@ -235,7 +239,7 @@ class CountedEpochs:
         return max(0, in_progress - 1 - self._prefetched)
 
     def _on_iteration(self) -> None:
-        """Close the epoch before, because the batches of an epoch are requested. While
+        """Close the previous epoch, because the batches of its successor are requested. While
         :meth:`epochs` is in use this closes no epoch: a script may also iterate its training data
         after the steps, to evaluate.
         """
@@ -296,7 +300,7 @@ class CountedEpochs:
                 continue
             if self.epoch != epoch:
                 continue
-            # an epoch that is resumed at the script's own limit has no step left
+            # A script may stop each epoch after N batches. If it resumes there, no step is left.
             if self._advances == advances and not resumed:
                 raise RuntimeError(
                     f"Epoch {epoch} ended without a single call of {self._name}.advance(), so that "

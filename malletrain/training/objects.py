@@ -93,8 +93,8 @@ def load(
 
 def _load_in_place(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load ``state`` into ``optimizer``, whose list of groups and whose groups stay the same
-    objects. torch puts others in their place, and a script's own schedule, a wrapper such as LARC
-    or a variable for a group would set the rates of groups that nobody uses.
+    objects. torch replaces both by new ones. A script, or a wrapper such as LARC, that refers to a
+    group would then set the rate of one that the optimizer no longer uses.
     """
     own = optimizer.param_groups
     groups = list(own)
@@ -143,8 +143,8 @@ def is_numpy_number(value: Any) -> bool:
 
 _FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
 _NOT_SAVABLE = {
-    "FullyShardedDataParallel": f"FSDP1 keeps flattened shards; {_FSDP2_ADVICE}, which Snapshot "
-    "takes as it is",
+    "FullyShardedDataParallel": f"FSDP1 keeps flattened shards; {_FSDP2_ADVICE}, "
+    "and Snapshot saves it without another change",
     "ZeroRedundancyOptimizer": "its state is spread over the ranks; use an ordinary optimizer and "
     f"{_FSDP2_ADVICE} with the model",
     "DeepSpeedEngine": "DeepSpeed saves by itself and for one number of ranks; instead of ZeRO-3 "
@@ -311,8 +311,8 @@ def plain_name(path: str) -> str:
 
 def names_by_id(objects: Mapping[str, Any]) -> dict[int, str]:
     """Return the name of each parameter of the modules among ``objects``, by the parameter's id:
-    all names that it has, sorted, joined by ``=``. Parameters that their module may load by
-    something else than a name have none.
+    all names that it has, sorted, joined by ``=``. Parameters of modules with load methods of their
+    own are left out.
     """
     names: dict[int, set[str]] = {}
     unnamed: set[int] = set()
@@ -451,7 +451,7 @@ def load_state(
         target: the object.
         state: its state.
         source: description of the state, for messages.
-        objects: the script's objects, by name: their parameters' names are an optimizer's.
+        objects: the script's objects, by name; they name the parameters of an optimizer.
         saved_names: an entry of :func:`names_by_optimizer` when the state was taken, or None.
         compared: see :func:`malletrain.training.parameter_order.in_saved_order`.
 

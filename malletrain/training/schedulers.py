@@ -1,11 +1,12 @@
 """Learning rates at a restart: schedulers that act on a script's optimizers without being saved,
 options of saved ones that the snapshot replaces, and rates that a script computes itself.
 
-A scheduler is not saved if the script has not passed it, or if it has replaced one that the script
-has passed. Decides which schedulers these are, and refuses an update that would use another rate
-than without the restart. Schedulers of torch's classes and their subclasses are registered when
-they are created; those that exist already are searched for once. The number of steps of each is
-saved, so that a scheduler that the script itself brings to the same step is accepted.
+A scheduler is not saved if the script has not passed it to Snapshot (or elastic.Run), or if it has
+replaced one that the script has passed. Decides which schedulers these are, and refuses an update
+that would use another rate than without the restart. Schedulers of torch's classes and their
+subclasses are registered when they are created; those that exist already are searched for once. The
+number of steps of each is saved, so that a scheduler that the script itself brings to the same step
+is accepted.
 
 A job that is requeued with other arguments continues with the old ``T_max``, which is part of the
 scheduler's state. Decides which options differ, and tells the user. It compares numbers, strings,
@@ -22,10 +23,10 @@ equal. There is no message
 epoch, that counter starts again at 0, and the rate goes back. Decides whether the first update
 after a restore uses such a rate.
 
-:class:`ScheduledRates` detects rates that a restore does not bring back: the optimizer within an
-object of the script, such as a scheduler, has a state of its own that has another rate. Decides
-which of these objects the messages name: each once in a job. Rates that are tensors are left out,
-and objects whose optimizer cannot be read.
+:class:`ScheduledRates` detects optimizers within other objects of the script, such as schedulers,
+whose rate after a restore differs from the saved one, because the optimizer's own state had another
+one. Decides which of these objects the messages name: each once in a job. Rates that are tensors
+are left out, and objects whose optimizer cannot be read.
 """
 
 from __future__ import annotations
@@ -127,8 +128,8 @@ class _NotPassed:
 
     @property
     def moves(self) -> bool:
-        """Whether it sets rates of this run. For example, that of a search for the initial rate
-        does not.
+        """Whether it sets rates of this run; False for example for the scheduler of a search for
+        the initial rate, before the run.
         """
         return self.steps > self.first_steps
 
@@ -197,10 +198,10 @@ class Schedulers:
         for candidate in candidates:
             if candidate.moves and name in self._with_passed:
                 raise self._refusal(
-                    f"A scheduler ({candidate.kind}) that {self._owner} was not given sets the "
-                    f"learning rate of {name!r} beside, or in place of, the one that it was given: "
-                    "after a change of nodes only the latter would go on. Pass each under a name "
-                    "of its own, or keep one and change it."
+                    f"{self._owner} was not given the scheduler {candidate.kind}, which sets the "
+                    f"learning rate of {name!r} beside the one that was passed, or in its place. "
+                    "After a change of nodes only the passed one would continue. Pass both, under "
+                    "two names, or keep one."
                 )
             if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
                 report.tell(
@@ -218,9 +219,9 @@ class Schedulers:
         for kind, steps in self._saved_progress.pop(name, {}).items():
             if now.get(kind, steps if replaced else 0) < steps:
                 raise self._refusal(
-                    f"This run goes on after step {steps} of the scheduler ({kind}) of {name!r}, "
-                    f"which was not saved and is not where it was: {self._owner} was not given it. "
-                    f"{self._advice}"
+                    f"This run resumes after step {steps} of the scheduler {kind} of {name!r}, but "
+                    "the script has it at an earlier step, or not at all, because "
+                    f"{self._owner} was not given it. {self._advice}"
                 )
 
     def _name_of(self, optimizer: Any) -> str | None:

@@ -63,7 +63,8 @@ def equal_share(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Al
 
 def fcfs(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Allocation[PoolT]:
     """Return sizes by first come, first served: each job in turn gets the largest size that still
-    fits, in the pool where that size is largest.
+    fits, in the pool where that size is largest. A job of which no size fits is skipped: the jobs
+    after it do not wait for it.
 
     Args:
         bids: the bids of all jobs, in the order of arrival.

@@ -314,12 +314,12 @@ class Monitor:
         return self._meter
 
 
-Batch = tuple[float, float]
+TimeBatch = tuple[float, float]
 """(samples, seconds)"""
 
 
 def steady_throughput(
-    nodes: int, batches: Sequence[Batch], config: MeasureConfig = DEFAULT_CONFIG
+    nodes: int, batches: Sequence[TimeBatch], config: MeasureConfig = DEFAULT_CONFIG
 ) -> Measurement:
     """Return the throughput of a job at one size, without leading outliers and stalls.
 
@@ -341,7 +341,7 @@ def steady_throughput(
     return Measurement(nodes, rate, half_width, samples, seconds, stable)
 
 
-def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
+def _batches(reports: Sequence[tuple[float, float]]) -> list[TimeBatch]:
     """Return at most 20 batches of about equal duration, each ending on a report."""
     times = [t for t, _ in reports]
     count = min(_MAX_BATCHES, len(reports) - 1)
@@ -353,7 +353,7 @@ def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
     return [(reports[b][1] - reports[a][1], times[b] - times[a]) for a, b in pairwise(edges)]
 
 
-def _without_outliers(batches: Sequence[Batch]) -> Sequence[Batch]:
+def _without_outliers(batches: Sequence[TimeBatch]) -> Sequence[TimeBatch]:
     """Return the batches without leading outliers (warm-up) and without stalls."""
     if len(batches) < 5:
         return batches
@@ -372,7 +372,7 @@ def _without_outliers(batches: Sequence[Batch]) -> Sequence[Batch]:
     return [b for i, b in enumerate(steady) if i not in excluded]
 
 
-def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
+def _merged(batches: Sequence[TimeBatch], size: int) -> list[TimeBatch]:
     """Return groups of ``size`` neighbouring batches merged to one; a remainder at the start is
     dropped.
     """
@@ -380,11 +380,11 @@ def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
     return [_sums(tail[i : i + size]) for i in range(0, len(tail), size)]
 
 
-def _sums(batches: Sequence[Batch]) -> Batch:
+def _sums(batches: Sequence[TimeBatch]) -> TimeBatch:
     return sum([s for s, _ in batches]), sum([t for _, t in batches])
 
 
-def _half_width(batches: Sequence[Batch]) -> float:
+def _half_width(batches: Sequence[TimeBatch]) -> float:
     """Return the half-width of the 95 % interval of Σsamples/Σtime, samples/s; infinite for fewer
     than three batches.
     """

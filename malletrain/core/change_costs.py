@@ -61,7 +61,7 @@ class StartCost:
         return self.measured_s.get(node_class, elsewhere_s)
 
 
-def with_start(measured_s: Sequence[float], seconds: float) -> tuple[float, ...]:
+def append_measured(measured_s: Sequence[float], seconds: float) -> tuple[float, ...]:
     """Return the last measured starts, oldest first, with one more.
 
     Args:
@@ -102,7 +102,7 @@ class StartTerms:
     """Maximum number of nodes: its own, and those that outlast a start."""
 
 
-class LongLivedNodes:
+class NodeLifetimes:
     """How long the nodes of one plan are expected to last, by pool.
 
     Args:
@@ -137,7 +137,7 @@ class LongLivedNodes:
         cost = replace(base, start_s=charged, join_s=charged)
         return StartTerms(cost, self._limit(pool, own_nodes, start_s))
 
-    def suffice(
+    def enough_outlast_start(
         self,
         start: StartCost,
         own_nodes: Sequence[str],
@@ -181,7 +181,7 @@ def _horizon(info: PoolNode) -> float:
     return math.inf if info.horizon_s is None else info.horizon_s
 
 
-CHANGE = 0.1
+MIN_RELATIVE_CHANGE = 0.1
 """Minimum relative change of an expected time that is reported to plans."""
 MAX_SHARE = 0.5
 """Maximum pause for reading again that counts, relative to the forward-looking time."""
@@ -224,7 +224,7 @@ def with_reread(cost: RescaleCost, reread: Sequence[float], t_fwd_s: float) -> R
     )
 
 
-def differs(new: Mapping[str, float], old: Mapping[str, float]) -> bool:
+def reread_changed(new: Mapping[str, float], old: Mapping[str, float]) -> bool:
     """Return whether new expected times must be reported to plans. A node that is missing in one of
     the two has no data in it.
 
@@ -233,6 +233,6 @@ def differs(new: Mapping[str, float], old: Mapping[str, float]) -> bool:
     """
     return any(
         abs(new.get(node, 0.0) - old.get(node, 0.0))
-        > max(MIN_CHANGE_S, CHANGE * old.get(node, 0.0))
+        > max(MIN_CHANGE_S, MIN_RELATIVE_CHANGE * old.get(node, 0.0))
         for node in {*new, *old}
     )

@@ -53,7 +53,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 EpochSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[float, _FINITE]
-Measurement = float
+MetricValue = float
 """A value that a script measured: any number, including NaN and infinity."""
 Id = Annotated[str, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]

@@ -112,7 +112,7 @@ def _before_update(optimizer: Any, *_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _NotPassed:
+class _UnsavedScheduler:
     """A scheduler that the script has not passed."""
 
     kind: str
@@ -138,7 +138,7 @@ class Schedulers:
     """The schedulers of the optimizers among a script's objects.
 
     Args:
-        owner: name of the class to which they must be passed, for messages.
+        caller: name of the class to which they must be passed, for messages.
         objects: the script's objects, by name.
         refusal: type of the exception to raise.
         advice: sentence that says how to pass them.
@@ -146,13 +146,13 @@ class Schedulers:
 
     def __init__(
         self,
-        owner: str,
+        caller: str,
         objects: Mapping[str, Any],
         refusal: Callable[[str], Exception],
         advice: str = "",
     ) -> None:
-        self._owner = owner
-        self._advice = advice or f"Make it before {owner} and pass it: {owner}(scheduler=…, …)."
+        self._caller = caller
+        self._advice = advice or f"Make it before {caller} and pass it: {caller}(scheduler=…, …)."
         self._objects = objects
         self._refusal = refusal
         self._optimizers = {
@@ -164,7 +164,7 @@ class Schedulers:
         """Saved numbers of steps, until the first update of each optimizer."""
         self._newest = -1
         """Number of the newest scheduler at the last search."""
-        self._not_passed: dict[str, dict[int, _NotPassed]] = {}
+        self._unsaved: dict[str, dict[int, _UnsavedScheduler]] = {}
         """Schedulers that were not passed, by name of their optimizer and number."""
         self._with_passed: set[str] = set()
         """Names of the optimizers that have a passed scheduler."""
@@ -177,7 +177,7 @@ class Schedulers:
         self._search()
         moved = {
             name: {entry.kind: entry.steps for entry in self._newest_of_kind(name) if entry.moves}
-            for name in self._not_passed
+            for name in self._unsaved
         }
         return {**moved, **self._saved_progress}
 
@@ -198,14 +198,14 @@ class Schedulers:
         for candidate in candidates:
             if candidate.moves and name in self._with_passed:
                 raise self._refusal(
-                    f"{self._owner} was not given the scheduler {candidate.kind}, which sets the "
+                    f"{self._caller} was not given the scheduler {candidate.kind}, which sets the "
                     f"learning rate of {name!r} beside the one that was passed, or in its place. "
                     "After a change of nodes only the passed one would continue. Pass both, under "
                     "two names, or keep one."
                 )
             if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
                 report.tell(
-                    f"{self._owner} was not given the scheduler ({candidate.kind}) of {name!r}: "
+                    f"{self._caller} was not given the scheduler ({candidate.kind}) of {name!r}: "
                     "after a change of nodes it begins anew, and the run is refused unless the "
                     f"script brings it to where it was. {self._advice}",
                     once=f"scheduler of {name}",
@@ -221,7 +221,7 @@ class Schedulers:
                 raise self._refusal(
                     f"This run resumes after step {steps} of the scheduler {kind} of {name!r}, but "
                     "the script has it at an earlier step, or not at all, because "
-                    f"{self._owner} was not given it. {self._advice}"
+                    f"{self._caller} was not given it. {self._advice}"
                 )
 
     def _name_of(self, optimizer: Any) -> str | None:
@@ -244,8 +244,8 @@ class Schedulers:
             return
         self._newest = newest
         passed = _schedulers_in(self._objects)
-        before = {n: entry for named in self._not_passed.values() for n, entry in named.items()}
-        self._not_passed, self._with_passed = {}, set()
+        before = {n: entry for named in self._unsaved.values() for n, entry in named.items()}
+        self._unsaved, self._with_passed = {}, set()
         for number, reference in list(_created.items()):
             scheduler = reference()
             if scheduler is None:
@@ -257,14 +257,14 @@ class Schedulers:
             if id(scheduler) in passed:
                 self._with_passed.add(name)
             else:
-                new = _NotPassed(type(scheduler).__name__, reference, _steps(scheduler))
-                self._not_passed.setdefault(name, {})[number] = before.get(number, new)
+                new = _UnsavedScheduler(type(scheduler).__name__, reference, _steps(scheduler))
+                self._unsaved.setdefault(name, {})[number] = before.get(number, new)
 
-    def _newest_of_kind(self, name: str) -> list[_NotPassed]:
+    def _newest_of_kind(self, name: str) -> list[_UnsavedScheduler]:
         """Return the newest scheduler of each class among those of an optimizer that were not
         passed.
         """
-        entries = self._not_passed.get(name, {}).values()
+        entries = self._unsaved.get(name, {}).values()
         return list(
             {entry.kind: entry for entry in entries if entry.scheduler() is not None}.values()
         )
@@ -330,7 +330,7 @@ _OPTIONS = {
     *("patience", "cooldown", "threshold"),
 }
 """Other attributes of torch's schedulers that the script sets and that a state includes."""
-_FOLLOWING = {
+_STEP_SETS_ANY_EPOCH = {
     *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR"),
     *("LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "StepLR"),
 }
@@ -371,7 +371,7 @@ def tell_other_options(objects: Mapping[str, Any], payload: Mapping[str, Any], n
 
 def _advice(scheduler: Any) -> str:
     kind = type(scheduler)
-    if kind.__name__ not in _FOLLOWING or kind.__module__ != "torch.optim.lr_scheduler":
+    if kind.__name__ not in _STEP_SETS_ANY_EPOCH or kind.__module__ != "torch.optim.lr_scheduler":
         return "The scheduler keeps the snapshot's values."
     return (
         "To follow the script's: own = scheduler.state_dict() before restore(), and after it "

@@ -20,8 +20,8 @@ import msgspec
 from malletrain.core.change_costs import (
     ASSUMED_START_S,
     StartCost,
+    append_measured,
     expected_start_s,
-    with_start,
 )
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
@@ -337,7 +337,7 @@ class JobRepository:
         """
         durations = self._store.service_starts.of(run.row.id).get(node_class, ())
         self._store.service_starts.put(
-            ServiceStartsRow(run.row.id, node_class, with_start(durations, seconds))
+            ServiceStartsRow(run.row.id, node_class, append_measured(durations, seconds))
         )
         self._audit.record(
             EventKind.MEMBER_READY,

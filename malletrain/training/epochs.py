@@ -71,13 +71,13 @@ class CountedEpochs:
         """True while the script loops over :meth:`epochs`."""
         self.finished = False
         """True if all epochs that were requested from :meth:`epochs` are done."""
-        self._close_listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self._meet_before_close: Callable[[], None] | None = None
-        self._loop_listeners: list[LoopListener] = []
-        self._begin_listeners: list[BeginListener] = []
+        self._watchers: list[LoopListener] = []
+        self._begin_watchers: list[BeginListener] = []
         self._iteration = Iteration()
         self._resumed_epoch = ResumedEpoch(self._name, self._element_noun)
-        self._refusal = ""
+        self._stale = ""
         """Why the batches of this iteration are not those of the position; empty if they are."""
         self._requesting_thread: int | None = None
         """Thread of the newest request; None if requests are not seen."""
@@ -96,9 +96,9 @@ class CountedEpochs:
     def __getstate__(self) -> dict[str, Any]:
         # listeners belong to this process
         own: dict[str, Any] = {
-            "_close_listeners": [],
-            "_loop_listeners": [],
-            "_begin_listeners": [],
+            "_listeners": [],
+            "_watchers": [],
+            "_begin_watchers": [],
         }
         return {**self.__dict__, **own, "_meet_before_close": None}
 
@@ -106,7 +106,7 @@ class CountedEpochs:
         """Call ``listener`` on every rank each time the code after the steps of an epoch has run:
         when :meth:`epochs` continues or, in scripts without it, when the next epoch is iterated.
         """
-        self._close_listeners.append(listener)
+        self._listeners.append(listener)
 
     def before_epoch_closes(self, meet: Callable[[], None]) -> None:
         """Call ``meet`` on every rank when :meth:`epochs` continues after the code that follows the
@@ -117,13 +117,13 @@ class CountedEpochs:
 
     def watch(self, listener: LoopListener) -> None:
         """Inform ``listener`` how the training loop gets its batches."""
-        self._loop_listeners.append(listener)
+        self._watchers.append(listener)
 
     def watch_begin(self, listener: BeginListener) -> None:
         """Inform ``listener`` when :meth:`epochs` yields an epoch, and when its batches are
         iterated.
         """
-        self._begin_listeners.append(listener)
+        self._begin_watchers.append(listener)
 
     @property
     def expects_request(self) -> bool:
@@ -141,16 +141,16 @@ class CountedEpochs:
         """
         self._tell_skipped()
         start = (self.epoch, self._samples_done())
-        self._iteration, self._refusal = Iteration(self._advances, start), ""
+        self._iteration, self._stale = Iteration(self._advances, start), ""
         self._requesting_thread = threading.get_ident() if seen else None
 
     def _request_batch(self) -> None:
         """Note that the loop requests a batch. Raises RuntimeError if it is of another position."""
-        if self._refusal:
-            raise RuntimeError(self._refusal)
+        if self._stale:
+            raise RuntimeError(self._stale)
         self._iteration.requested(self._advances)
         self._requesting_thread = threading.get_ident()
-        for listener in self._loop_listeners:
+        for listener in self._watchers:
             listener.batch_requested(self)
 
     def _refuse_prefetched(self, begun: tuple[int, int], restored: tuple[int, int]) -> None:
@@ -161,9 +161,9 @@ class CountedEpochs:
             begun: epoch and sample at which the iteration began.
             restored: epoch and sample of the state that was restored since.
         """
-        self._refusal = ""
+        self._stale = ""
         if begun != restored:
-            self._refusal = (
+            self._stale = (
                 f"A state (epoch {restored[0]}, sample {restored[1]}) was restored after "
                 f"iter(loader), whose workers read from epoch {begun[0]}, sample {begun[1]}: their "
                 "batches do not belong to the state. Call iter(loader) after restore()."
@@ -203,10 +203,10 @@ class CountedEpochs:
         """
         expected, self._requesting_thread = self.expects_request, None
         requested = self._iteration.requests > 0
-        if not expected or not requested or self.between_epochs or not self._loop_listeners:
+        if not expected or not requested or self.between_epochs or not self._watchers:
             return
         self.leave_early()
-        for listener in self._loop_listeners:
+        for listener in self._watchers:
             listener.batches_left(self)
 
     def _count_batch(self) -> None:
@@ -225,7 +225,7 @@ class CountedEpochs:
         """Note that an epoch that was left early goes on."""
         if self.left_early:
             self.left_early = self.between_epochs = False
-            for listener in self._loop_listeners:
+            for listener in self._watchers:
                 listener.batches_resumed(self)
 
     def close_epoch(self) -> None:
@@ -233,7 +233,7 @@ class CountedEpochs:
         if not self.between_epochs:
             return
         self.between_epochs = False
-        for listener in self._close_listeners:
+        for listener in self._listeners:
             listener()
 
     def _micro_batch(self, in_progress: int) -> int:
@@ -255,7 +255,7 @@ class CountedEpochs:
 
     def begin_batches(self) -> None:
         """Note that the code at the beginning of the epoch is over."""
-        for begin_listener in self._begin_listeners:
+        for begin_listener in self._begin_watchers:
             begin_listener.batches_begin(self)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -285,7 +285,7 @@ class CountedEpochs:
     def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:
             epoch, advances, resumed = self.epoch, self._advances, self._is_begun()
-            for begin_listener in self._begin_listeners:
+            for begin_listener in self._begin_watchers:
                 begin_listener.epoch_begins(self, resumed)
             yield epoch
             if self._ended:
@@ -313,7 +313,7 @@ class CountedEpochs:
                     f"Call {self._name}.advance() at the end of each training step, on every rank."
                 )
             self._abandon_epoch()
-            for listener in self._loop_listeners:
+            for listener in self._watchers:
                 listener.batch_requested(self)
 
     def end(self) -> None:

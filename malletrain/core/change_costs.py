@@ -3,9 +3,9 @@ service's process, and the reading of data again. Pure.
 
 The start of a training is a pause, which a plan charges in full against the forward-looking time
 (``t_fwd``). The process of a service may load for longer than ``t_fwd``, such as a model of 100 GB,
-and then works for as long as its node lasts. So a plan charges only a part of its expected duration
-``start``, in proportion to the time for which the node is expected to last (``horizon``; unlimited
-without a forecast):
+and then works for as long as its node lasts. So a plan charges the fraction of ``t_fwd`` that the
+start (its expected duration ``start``) takes of the time for which the node is expected to last
+(``horizon``; unlimited without a forecast):
 
     charged = t_fwd · min(1, start / min(horizon, max(t_fwd, PAYBACK_FACTOR · start)))
 

@@ -94,12 +94,8 @@ class CountedEpochs:
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        # listeners belong to this process
-        own: dict[str, Any] = {
-            "_listeners": [],
-            "_watchers": [],
-            "_begin_watchers": [],
-        }
+        # Listeners belong to this process. Renaming an attribute breaks samplers that are pickled.
+        own: dict[str, Any] = {"_listeners": [], "_watchers": [], "_begin_watchers": []}
         return {**self.__dict__, **own, "_meet_before_close": None}
 
     def on_epoch_closed(self, listener: Callable[[], None]) -> None:

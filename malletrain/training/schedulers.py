@@ -201,7 +201,7 @@ class Schedulers:
                     f"{self._caller} was not given the scheduler {candidate.kind}, which sets the "
                     f"learning rate of {name!r} beside the one that was passed, or in its place. "
                     "After a change of nodes only the passed one would continue. Pass both, under "
-                    "two names, or keep one."
+                    "two names, or keep one and change it."
                 )
             if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
                 report.tell(

@@ -24,6 +24,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
+import msgspec
+
 from jpa.measure import Measurement, steady_throughput
 from malletrain.protocol import messages
 from malletrain.store.records import RescaleRow
@@ -117,6 +119,10 @@ KEPT_ROUNDS = 3
 """Number of rounds whose counts are kept for late reports."""
 MAX_PROCESSES = 200_000
 """Maximum number of processes whose counts are kept. Further ones are not counted."""
+MAX_AHEAD_S = 1.0
+"""Seconds by which the clock of a node may be ahead of the daemon's before its times are moved.
+Batch-scheduled machines synchronise their clocks to milliseconds.
+"""
 MARKS = frozenset({"start", "import", "restoring", "restored"})
 """Points of a start-up that divide a rescale into its phases."""
 
@@ -481,6 +487,22 @@ class JobMonitor:
                 phases,
             )
         )
+
+
+def without_skew(record: messages.Progress, now: float) -> messages.Progress:
+    """Return a worker's counts with times that are not in the future: if the clock of its node is
+    ahead by more than ``MAX_AHEAD_S``, both times are moved back by the same seconds, so that the
+    newest sample is at ``now``. Otherwise its start would seem to have taken as long as the clock
+    is ahead, and a job whose starts take that long gets no nodes.
+
+    Args:
+        record: counts with times of the node's clock.
+        now: time of the daemon's clock, seconds.
+    """
+    ahead_s = record.last - now
+    if not ahead_s > MAX_AHEAD_S:
+        return record
+    return msgspec.structs.replace(record, first=max(0.0, record.first - ahead_s), last=now)
 
 
 def sensible(record: messages.Progress) -> bool:

@@ -24,8 +24,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
-import msgspec
-
 from jpa.measure import Measurement, steady_throughput
 from malletrain.protocol import messages
 from malletrain.store.records import RescaleRow
@@ -119,10 +117,8 @@ KEPT_ROUNDS = 3
 """Number of rounds whose counts are kept for late reports."""
 MAX_PROCESSES = 200_000
 """Maximum number of processes whose counts are kept. Further ones are not counted."""
-MAX_AHEAD_S = 1.0
-"""Seconds by which the clock of a node may be ahead of the daemon's before its times are moved.
-Batch-scheduled machines synchronise their clocks to milliseconds.
-"""
+REPORT_DELAY_S = 1.0
+"""Upper limit of the time between a sample and the arrival of its report, seconds."""
 MARKS = frozenset({"start", "import", "restoring", "restored"})
 """Points of a start-up that divide a rescale into its phases."""
 
@@ -180,6 +176,9 @@ class JobMonitor:
         self.nodes = 0
         """Number of nodes of the current round."""
         self._adopted_at: float | None = None
+        self._arrived_at = math.inf
+        """Arrival of the newest counts, seconds of the daemon's clock; infinite before the first.
+        """
         self._counts: dict[tuple[int, int, int], messages.Progress] = {}
         self._round_samples = 0.0
         self._mean_report_interval_s = 0.0
@@ -260,9 +259,14 @@ class JobMonitor:
         )
         return (samples + covered * self.slices.get(first, 0.0)) / (end - begin)
 
-    def progress(self, record: messages.Progress) -> None:
+    def progress(self, record: messages.Progress, now: float = math.inf) -> None:
         """Add one worker's cumulative counts. Late, repeated, overtaken and invalid records do no
         harm.
+
+        Args:
+            record: counts, with times of the clock of the worker's node.
+            now: arrival, seconds of the daemon's clock; infinite if it is not known. A rescale
+                lasts no longer than between two arrivals, whatever the clocks of nodes say.
         """
         if not sensible(record):
             return
@@ -281,6 +285,7 @@ class JobMonitor:
         if gained <= 0 or (count is None and len(self._counts) >= MAX_PROCESSES):
             return
         self._counts[key] = record
+        previous_arrival, self._arrived_at = self._arrived_at, now
         self.last_sample = max(self.last_sample or record.last, record.last)
         if late:
             self.before += gained
@@ -301,7 +306,7 @@ class JobMonitor:
             and pending.forming is not None
             and pending.generation == record.generation
         ):
-            self._finish(pending, pending.forming, self.first_sample)
+            self._finish(pending, pending.forming, self.first_sample, previous_arrival, now)
 
     def _distribute(self, origin: float, begin: float, end: float, gained: float) -> None:
         """Distribute samples over the slices that an interval covers.
@@ -454,9 +459,30 @@ class JobMonitor:
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, pending: PendingRescale, forming: float, first: float) -> None:
+    def _finish(
+        self,
+        pending: PendingRescale,
+        forming: float,
+        first: float,
+        previous_arrival: float,
+        now: float,
+    ) -> None:
+        """End a rescale.
+
+        The clock of a node may be wrong, or be set within the rescale. A cost of hours would keep
+        the job from all nodes, because no start pays that costs more than it yields.
+
+        Args:
+            pending: the rescale.
+            forming: time at which its round was decided, seconds.
+            first: time of that round's first sample, seconds of the node's clock.
+            previous_arrival: arrival of the counts before, seconds; infinite if there were none.
+            now: arrival of the counts of that sample, seconds.
+        """
         self.pending = None
         start = pending.kind == "start" or pending.last_sample is None
+        before = pending.began if start else min(previous_arrival, pending.began)
+        latest = now + REPORT_DELAY_S
         since = pending.began if start or pending.last_sample is None else pending.last_sample
         stops = [
             ("detect", pending.began if pending.kind == "loss" and since < pending.began else None),
@@ -472,6 +498,7 @@ class JobMonitor:
         phases, at = {}, min(since, pending.began) if pending.kind == "loss" else pending.began
         for name, end in stops:
             if end is not None:
+                end = min(end, latest)
                 phases[name] = max(0.0, end - at)
                 at = max(at, end)
         self._finished.append(
@@ -482,27 +509,11 @@ class JobMonitor:
                 pending.from_nodes,
                 pending.to_nodes,
                 pending.began,
-                first,
-                max(0.0, first - since),
+                min(first, latest),
+                min(max(0.0, first - since), latest - before),
                 phases,
             )
         )
-
-
-def without_skew(record: messages.Progress, now: float) -> messages.Progress:
-    """Return a worker's counts with times that are not in the future: if the clock of its node is
-    ahead by more than ``MAX_AHEAD_S``, both times are moved back by the same seconds, so that the
-    newest sample is at ``now``. Otherwise its start would seem to have taken as long as the clock
-    is ahead, and a job whose starts take that long gets no nodes.
-
-    Args:
-        record: counts with times of the node's clock.
-        now: time of the daemon's clock, seconds.
-    """
-    ahead_s = record.last - now
-    if not ahead_s > MAX_AHEAD_S:
-        return record
-    return msgspec.structs.replace(record, first=max(0.0, record.first - ahead_s), last=now)
 
 
 def sensible(record: messages.Progress) -> bool:

@@ -105,7 +105,7 @@ class AgentHandlers:
             messages.TaskPull: farms.pull,
             messages.TaskResults: farms.results,
             messages.Progress: self.reports.progress,
-            messages.Mark: self.reports.mark,
+            messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,
             messages.Notice: self.reports.notice,
             messages.Doubt: self._doubt,

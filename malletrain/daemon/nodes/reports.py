@@ -28,7 +28,6 @@ from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import ServiceValues, UnfinishedJobs
 from malletrain.daemon.jobs.admission import RequestRefused, valued
 from malletrain.daemon.jobs.logsink import LogSink
-from malletrain.daemon.jobs.monitor import MAX_AHEAD_S, without_skew
 from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec
 from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
 from malletrain.protocol import messages
@@ -75,9 +74,8 @@ class AgentReports:
     def progress(self, agent: LeasedAgent, run: ActiveJob, message: messages.Progress) -> None:
         """Handle the counts of one worker."""
         state = self._state
-        message = without_skew(message, state.clock.now())
         before = run.monitor.total
-        run.monitor.progress(message)
+        run.monitor.progress(message, state.clock.now())
         run.steps.add(agent.node, message)
         self._slow.heard(agent.node, run, message)
         state.metrics.samples(run.monitor.total - before)
@@ -93,13 +91,6 @@ class AgentReports:
         if now - run.checkpointed_at > SAVE_EVERY_S:
             run.checkpointed_at = now
             self._jobs.save_soon(run)
-
-    def mark(self, agent: LeasedAgent, run: ActiveJob, message: messages.Mark) -> None:
-        """Handle a point of a worker's start-up. One in the future is ignored: the clock of its
-        node is ahead.
-        """
-        if message.time - self._state.clock.now() <= MAX_AHEAD_S:
-            run.monitor.mark(message)
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
         """Store the value of a metric. Names that are equal in the store are one metric."""

@@ -117,6 +117,8 @@ KEPT_ROUNDS = 3
 """Number of rounds whose counts are kept for late reports."""
 MAX_PROCESSES = 200_000
 """Maximum number of processes whose counts are kept. Further ones are not counted."""
+REPORT_DELAY_S = 1.0
+"""Upper limit of the time between a sample and the arrival of its report, seconds."""
 MARKS = frozenset({"start", "import", "restoring", "restored"})
 """Points of a start-up that divide a rescale into its phases."""
 
@@ -174,6 +176,9 @@ class JobMonitor:
         self.nodes = 0
         """Number of nodes of the current round."""
         self._adopted_at: float | None = None
+        self._arrived_at = math.inf
+        """Arrival of the newest counts, seconds of the daemon's clock; infinite before the first.
+        """
         self._counts: dict[tuple[int, int, int], messages.Progress] = {}
         self._round_samples = 0.0
         self._mean_report_interval_s = 0.0
@@ -254,9 +259,14 @@ class JobMonitor:
         )
         return (samples + covered * self.slices.get(first, 0.0)) / (end - begin)
 
-    def progress(self, record: messages.Progress) -> None:
+    def progress(self, record: messages.Progress, now: float = math.inf) -> None:
         """Add one worker's cumulative counts. Late, repeated, overtaken and invalid records do no
         harm.
+
+        Args:
+            record: counts, with times of the clock of the worker's node.
+            now: arrival, seconds of the daemon's clock; infinite if it is not known. A rescale
+                lasts no longer than between two arrivals, whatever the clocks of nodes say.
         """
         if not sensible(record):
             return
@@ -275,6 +285,7 @@ class JobMonitor:
         if gained <= 0 or (count is None and len(self._counts) >= MAX_PROCESSES):
             return
         self._counts[key] = record
+        previous_arrival, self._arrived_at = self._arrived_at, now
         self.last_sample = max(self.last_sample or record.last, record.last)
         if late:
             self.before += gained
@@ -295,7 +306,7 @@ class JobMonitor:
             and pending.forming is not None
             and pending.generation == record.generation
         ):
-            self._finish(pending, pending.forming, self.first_sample)
+            self._finish(pending, pending.forming, self.first_sample, previous_arrival, now)
 
     def _distribute(self, origin: float, begin: float, end: float, gained: float) -> None:
         """Distribute samples over the slices that an interval covers.
@@ -448,9 +459,30 @@ class JobMonitor:
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, pending: PendingRescale, forming: float, first: float) -> None:
+    def _finish(
+        self,
+        pending: PendingRescale,
+        forming: float,
+        first: float,
+        previous_arrival: float,
+        now: float,
+    ) -> None:
+        """End a rescale.
+
+        The clock of a node may be wrong, or be set within the rescale. A cost of hours would keep
+        the job from all nodes, because no start pays that costs more than it yields.
+
+        Args:
+            pending: the rescale.
+            forming: time at which its round was decided, seconds.
+            first: time of that round's first sample, seconds of the node's clock.
+            previous_arrival: arrival of the counts before, seconds; infinite if there were none.
+            now: arrival of the counts of that sample, seconds.
+        """
         self.pending = None
         start = pending.kind == "start" or pending.last_sample is None
+        before = pending.began if start else min(previous_arrival, pending.began)
+        latest = now + REPORT_DELAY_S
         since = pending.began if start or pending.last_sample is None else pending.last_sample
         stops = [
             ("detect", pending.began if pending.kind == "loss" and since < pending.began else None),
@@ -466,6 +498,7 @@ class JobMonitor:
         phases, at = {}, min(since, pending.began) if pending.kind == "loss" else pending.began
         for name, end in stops:
             if end is not None:
+                end = min(end, latest)
                 phases[name] = max(0.0, end - at)
                 at = max(at, end)
         self._finished.append(
@@ -476,8 +509,8 @@ class JobMonitor:
                 pending.from_nodes,
                 pending.to_nodes,
                 pending.began,
-                first,
-                max(0.0, first - since),
+                min(first, latest),
+                min(max(0.0, first - since), latest - before),
                 phases,
             )
         )

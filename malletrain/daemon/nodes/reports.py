@@ -75,7 +75,7 @@ class AgentReports:
         """Handle the counts of one worker."""
         state = self._state
         before = run.monitor.total
-        run.monitor.progress(message)
+        run.monitor.progress(message, state.clock.now())
         run.steps.add(agent.node, message)
         self._slow.heard(agent.node, run, message)
         state.metrics.samples(run.monitor.total - before)

@@ -2,7 +2,8 @@
 leases that share their host with other jobs. Decides their shape only.
 
 As with messages, a field at its default is not sent, and an agent ignores a field that it does not
-know, so that the agents of an earlier version start under a newer daemon. Every field has a default.
+know, so that the agents of an earlier version start under a newer daemon. Every field has a
+default.
 """
 
 from __future__ import annotations

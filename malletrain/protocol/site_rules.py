@@ -3,7 +3,7 @@ leases that share their host with other jobs. Decides their shape only.
 
 As with messages, a field at its default is not sent, and an agent ignores a field that it does not
 know, so that the agents of an earlier version start under a newer daemon. Every field has a
-default.
+default, which later versions keep: it is what these agents act by.
 """
 
 from __future__ import annotations

@@ -64,9 +64,10 @@ def without_repeats(text: str) -> str:
     """Return ``text`` with equal lines that follow each other as one line with their number:
     ``No such file. (7 times)``."""
     lines = []
-    for line, repeats in groupby(text.splitlines()):
+    for line, repeats in groupby(text.split("\n")):
         number = len(list(repeats))
-        lines += [f"{line} ({number} times)"] if line and number > 1 else [line] * number
+        counted = number > 1 and line.strip()
+        lines += [f"{line} ({number} times)"] if counted else [line] * number
     return "\n".join(lines)
 
 

@@ -125,10 +125,14 @@ MARKS = frozenset({"start", "import", "restoring", "restored"})
 
 @dataclass
 class PendingRescale:
-    """An unfinished rescale."""
+    """An unfinished rescale. Its times in order: it begins, may drain, its newest round is formed,
+    all workers run.
+    """
 
     began: float
-    """Time of the decision, seconds."""
+    """Begin of the rescale, seconds: a plan gave the job other nodes (event ``job-started``,
+    ``job-rescaled`` or ``layout-changed``), and a further plan before its workers run does not
+    change it. Without a plan: the first of snapshot and round."""
     from_nodes: int
     """Number of nodes before it."""
     kind: str
@@ -138,7 +142,8 @@ class PendingRescale:
     drain: float | None = None
     """Start of the snapshot, seconds; None if there is none."""
     forming: float | None = None
-    """Time at which its newest round was decided, seconds; None before."""
+    """Time at which its newest round was formed, seconds: its number and members were stored (event
+    ``round-formed``), and its members are to join it. None before."""
     running: float | None = None
     """Time at which all workers of that round ran, seconds; None before."""
     generation: int = 0
@@ -372,7 +377,7 @@ class JobMonitor:
     def rescale_began(
         self, members: tuple[str, ...], nodes: tuple[str, ...], now: float, *, lost: bool = False
     ) -> None:
-        """Record the decision of a rescale.
+        """Record the begin of a rescale.
 
         Args:
             members: nodes of the current round.
@@ -396,7 +401,7 @@ class JobMonitor:
         self.pending.drain = now
 
     def forming(self, generation: int, members: tuple[str, ...], now: float) -> None:
-        """Record the decision of a new round, and start to count its samples.
+        """Record that a round is formed, and start to count its samples.
 
         Args:
             generation: number of the round.

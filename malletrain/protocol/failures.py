@@ -64,7 +64,7 @@ def without_repeats(text: str) -> str:
     """Return ``text`` with equal lines that follow each other as one line with their number:
     ``No such file. (7 times)``."""
     lines = []
-    for line, repeats in groupby(text.split("\n")):
+    for line, repeats in groupby(text.removesuffix("\n").split("\n")):
         number = len(list(repeats))
         counted = number > 1 and line.strip()
         lines += [f"{line} ({number} times)"] if counted else [line] * number

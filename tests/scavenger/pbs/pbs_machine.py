@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # it runs as a script, without t
 from pbs_commands import COMMANDS, died, qsub
 from pbs_state import KILL_DELAY_S, SERVER, USER, has_room, size_kb, state_of
 
-
 STEP_S = 0.03
 """Time between two looks at the jobs, seconds."""
 

@@ -20,6 +20,7 @@ from tests.waiting import NEVER_S, PATIENCE_S
 MACHINE = str(Path(__file__).with_name("pbs_machine.py"))
 ASK = """
 # A command of PBS, called with the arguments "$@": its process asks the one that serves the state.
+[ -p '{state}'/requests ] || exit 255  # it has ended
 answer='{state}'/{name}.$$
 mkfifo "$answer"
 exec 3<>"$answer"

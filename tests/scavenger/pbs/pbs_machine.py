@@ -54,11 +54,17 @@ class Machine:
                 with state_of(self.root) as state:
                     self.step(state, time.time())
                 next_step = time.monotonic() + STEP_S
-            if select.select([requests], [], [], max(0.0, next_step - time.monotonic()))[0]:
-                for answer in os.read(requests, select.PIPE_BUF).decode().split():
-                    answer_command(self.root, Path(answer))
+            self.answer(requests, max(0.0, next_step - time.monotonic()))
+        (self.root / "requests").unlink()  # nobody else can ask
+        self.answer(requests, 0.0)
         for shell in self.shells.values():
             signal_session(shell.pid, signal.SIGKILL)
+
+    def answer(self, requests: int, wait_s: float) -> None:
+        """Answer the commands that have asked, or that ask within ``wait_s`` seconds."""
+        if select.select([requests], [], [], wait_s)[0]:
+            for answer in os.read(requests, 1 << 16).decode().splitlines():
+                answer_command(self.root, Path(answer))
 
     def step(self, state, now) -> None:
         for number, job in state["jobs"].items():

@@ -24,7 +24,7 @@ ASK = """
 answer='{state}'/{name}.$$
 mkfifo "$answer"
 exec 3<>"$answer"
-printf '%s\\0' "$stdin" "$TZ" "$FAKE_PBS_USER" {name} "$@" >"$answer.asked"
+printf '%s\\0' "$stdin" "$TZ" "$FAKE_PBS_USER" {name} "$@" >"$answer.request"
 echo "$answer" >'{state}'/requests
 read -r code <&3
 cat "$answer.out"

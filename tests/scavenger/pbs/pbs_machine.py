@@ -3,7 +3,7 @@ commands (fake_pbs.py has them).
 
     python -I -S pbs_machine.py ROOT           until ROOT/stop exists
 
-A command writes the path of its answer into the pipe ROOT/requests. PATH.asked has its standard
+A command writes the path of its answer into the pipe ROOT/requests. PATH.request has its standard
 input's file, two variables of its environment and its words; what it prints goes to PATH.out and
 PATH.err, and its exit status into PATH itself, a pipe.
 
@@ -292,8 +292,8 @@ def signal_session(leader: int, number: int) -> None:
 
 def answer_command(root: Path, answer: Path) -> None:
     """Run a command for the process that waits at the pipe ``answer``."""
-    asked = answer.with_name(f"{answer.name}.asked").read_bytes()
-    words = asked.decode("utf-8", "surrogateescape").split("\0")[:-1]
+    request = answer.with_name(f"{answer.name}.request").read_bytes()
+    words = request.decode("utf-8", "surrogateescape").split("\0")[:-1]
     stdin, zone, user, command, *args = words
     with (
         open(f"{answer}.out", "w", encoding="utf-8", errors="surrogateescape") as out,

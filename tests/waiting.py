@@ -21,9 +21,6 @@ PATIENCE_S = 400.0
 NEVER_S = 3600.0
 """A limit of the product that no healthy run may reach, seconds."""
 
-LONGEST_PAUSE_S = 0.1
-"""Maximum pause after a condition that took much of a processor, seconds."""
-
 
 def until(
     condition: Callable[[], T],
@@ -31,8 +28,7 @@ def until(
     pause_s: float = 0.01,
     details: Callable[[], str] = str,
 ) -> T:
-    """Poll until ``condition()`` is true; return its value. A condition that takes much of a
-    processor, such as a look at all processes, is asked less often.
+    """Poll until ``condition()`` is true; return its value.
 
     Args:
         condition: the condition.
@@ -41,14 +37,11 @@ def until(
         details: returns what the failure shows, such as the end of a log.
     """
     deadline = time.monotonic() + PATIENCE_S
-    began = time.thread_time()
     while not (value := condition()):
-        used_s = time.thread_time() - began
         assert time.monotonic() < deadline, (
             f"Not within {PATIENCE_S:g} s: {what}.\n{without_frames(details())}"
         )
-        time.sleep(max(pause_s, min(used_s * 3, LONGEST_PAUSE_S)))
-        began = time.thread_time()
+        time.sleep(pause_s)
     return value
 
 

@@ -253,7 +253,7 @@ class Site:
         """Wait until ``condition`` holds; fails with the daemon's log."""
         before, self._waiting = self._waiting, threading.get_ident()
         try:
-            return waiting.until(condition, what, 0.2, self._details)
+            return waiting.until(condition, what, 0.1, self._details)
         finally:
             self._waiting = before
             if not before:

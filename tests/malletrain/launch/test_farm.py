@@ -387,7 +387,7 @@ def test_items_that_come_twice_run_once(tmp_path):
 
 
 def test_a_leaving_node_stops_its_tasks_and_says_so(tmp_path):
-    with node(tmp_path, spec_of("sh", "-c", "echo started > up{index}; sleep 1000")) as launcher:
+    with node(tmp_path, spec_of("sh", "-c", "echo started > up{index}; exec sleep 1000")) as launcher:
         launcher.begin()
         launcher.give(["1"], ["2"])
         until((tmp_path / "work" / "up0").exists, "the first task runs")
@@ -514,7 +514,7 @@ def test_a_task_that_anyone_else_terminates_has_failed(tmp_path):
 
 
 def test_an_attempt_that_is_not_needed_is_stopped(tmp_path):
-    with node(tmp_path, spec_of("sh", "-c", "echo > up{index}; test {x} = 0 || sleep 1000")) as it:
+    with node(tmp_path, spec_of("sh", "-c", "echo > up{index}; test {x} = 0 || exec sleep 1000")) as it:
         it.begin()
         it.give(["1"], ["0"])
         until((tmp_path / "work" / "up0").exists, "the first task runs")

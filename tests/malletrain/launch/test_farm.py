@@ -87,7 +87,7 @@ class Node:
                     return result
 
     def close(self):
-        """Kill the launcher, and its tasks, which lead groups of their own: an agent would do so."""
+        """Kill the launcher and its tasks, which lead groups of their own, as an agent does."""
         tasks = []
         if self.process.poll() is None:
             tasks = psutil.Process(self.process.pid).children(recursive=True)

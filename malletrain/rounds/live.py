@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from malletrain.protocol.messages import Assignment
-from malletrain.protocol.phases import BROKEN, HOLDING, AssignmentPhase
+from malletrain.protocol.phases import BROKEN, HOLDING, TRAINS, AssignmentPhase
 from malletrain.rounds.failure_grace import own_fault
 from malletrain.rounds.interface import (
     Action,
@@ -232,9 +232,12 @@ class LiveRounds(RestartRounds):
         return (*leavers, *self._members_without_plan())
 
     def _members_without_plan(self) -> tuple[str, ...]:
-        """Return the members that entered the newest round, hold its state, and are not planned."""
+        """Return the members that entered the newest round, hold its state, and are not planned.
+        One in its last code is left out, because the round would wait for the end of that code.
+        """
         left_out = (n for n in self.members if n not in self.target and n not in self._leavers)
-        return tuple(n for n in left_out if self.is_in(n, *HOLDING) and self._holds_state(n))
+        phases = (*TRAINS, AssignmentPhase.LOST)
+        return tuple(n for n in left_out if self.is_in(n, *phases) and self._holds_state(n))
 
     @property
     def between_epochs(self) -> bool:
@@ -337,7 +340,10 @@ class LiveRounds(RestartRounds):
         if self.target and not self.survivors():
             self._take_back(sorted(self._leavers), leaves=True)
             # After a drain the state is in the snapshot, and the members wait to be stopped.
-            if self.stage is RoundStage.WARMING and not self.outdated and not self.whole():
+            drained = self.outdated or self.whole()
+            # A round that lacks joiners would keep a node that is taken.
+            complete = all(map(self.ready, self.target))
+            if self.stage is RoundStage.WARMING and complete and not drained:
                 givers = self._members_without_plan()
         givers = tuple(dict.fromkeys((*self.holdings.givers, *givers)))
         self.holdings.givers = tuple(n for n in givers if n not in self.target)
@@ -526,6 +532,8 @@ class LiveRounds(RestartRounds):
         node = occurrence.node
         assert occurrence.assignment is not None
         fault = own_fault(node, occurrence.assignment)
+        if not self.survivors() and self.failure.told_of == self.generation:
+            fault = []  # the same error on another member, and no round was formed since
         if fault:
             self.failure.told_of = self.generation
         if fault or self._enough(self.survivors()):

@@ -264,6 +264,41 @@ def test_a_script_that_raises_is_told_once_where_a_member_without_a_plan_has_the
     assert rounds(live.says("d", "ready", 0)) == [("b", "a", "d")]
 
 
+@pytest.mark.parametrize("how", ["gone", "failed"])
+@pytest.mark.parametrize("target", [("d",), ("d", "e")])
+def test_a_node_that_is_taken_does_not_wait_for_joiners_to_give_them_the_state(how, target):
+    live = Live("a", "b")
+    live.rounds.move(target, live.now, 20.0)
+    actions = live.rounds.gone("a", live.now) if how == "gone" else live.fails("a")
+    actions += live.says("b", "lost", 1)
+    if len(target) > 1:
+        actions += live.says("d", "ready", 0)
+    live.now += live.rounds.settings.joiner_wait_s(20.0)
+    actions += live.rounds.tick(live.now)
+    assert SendRelease("b") in actions, "the last of the target has not started"
+    assert rounds(actions) == ([("d",)] if len(target) > 1 else [])
+
+
+def test_a_script_that_raises_on_all_nodes_is_told_once_where_all_nodes_are_replaced():
+    live = Live("a", "b", "c", "d")
+    actions = live.rounds.move(("e", "f"), live.now)
+    for node in "abcd":
+        actions += live.fails(node, RAISED)
+    live.now += 30.0
+    actions += live.rounds.tick(live.now)
+    assert [broke.nodes for broke in of(Broke, actions)] == [("a",)]
+
+
+@pytest.mark.parametrize(("phase", "nodes"), [("lost", ("b", "d")), ("finishing", ("d",))])
+def test_the_last_code_of_a_script_is_not_waited_for_to_give_the_state(phase, nodes):
+    live = Live("a", "b")
+    live.rounds.move(("a", "d"), live.now)
+    live.says("b", phase, 1)
+    live.rounds.gone("a", live.now)
+    live.rounds.move(("d",), live.now)
+    assert rounds(live.says("d", "ready", 0)) == [nodes]
+
+
 def test_a_failure_is_told_where_the_last_one_with_the_state_fails_too():
     live, actions = without_the_member_that_stays("failed")
     actions += live.fails("b")

@@ -538,7 +538,9 @@ class LiveRounds(RestartRounds):
             self.failure.told_of = self.generation
         if fault or self._enough(self.survivors()):
             self.failure.clear()  # else the remaining members cannot continue without it
-        elif self.stage is RoundStage.WARMING and not self.survivors():
+        elif (
+            self.stage is RoundStage.WARMING and not self.survivors() and self._enough(self.target)
+        ):
             # The next round starts it again, and others pass the state on.
             self.failure.clear()
             self.failure.answered[node] = occurrence.assignment

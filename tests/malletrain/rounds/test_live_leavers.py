@@ -279,6 +279,15 @@ def test_a_node_that_is_taken_does_not_wait_for_joiners_to_give_them_the_state(h
     assert rounds(actions) == ([("d",)] if len(target) > 1 else [])
 
 
+def test_a_failure_is_told_where_the_plan_has_too_few_nodes_for_a_round():
+    live = Live("a", "b", min_nodes=2)
+    live.rounds.move(("a",), live.now)
+    actions = live.fails("a")
+    live.now += live.rounds.settings.failure_grace_s
+    actions += live.rounds.tick(live.now)
+    assert [broke.nodes for broke in of(Broke, actions)] == [("a",)], "no round starts a again"
+
+
 def test_a_script_that_raises_on_all_nodes_is_told_once_where_all_nodes_are_replaced():
     live = Live("a", "b", "c", "d")
     actions = live.rounds.move(("e", "f"), live.now)

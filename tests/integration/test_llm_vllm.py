@@ -400,7 +400,7 @@ def test_a_replica_says_what_the_cache_of_vllm_holds(served):
     [tokens, *more] = [cache_tokens(engine.ask("/metrics"), SLOTS) for engine in served.engines()]
     assert more == [tokens]
     log = main_output(["logs", served.job, "--service"], served.site)
-    assert set(re.findall(r"tokens at once: (\d+)", log)) == {str(tokens)}
+    assert set(re.findall(r"maximum tokens of concurrent requests: (\d+)", log)) == {str(tokens)}
 
 
 def main_output(words: list[str], s: Site) -> str:
@@ -429,7 +429,7 @@ def test_streams_outlive_an_engine_that_is_killed(served, process):
     """The third engine process, vLLM's worker, ends with the core."""
     served.site.until(lambda: served.ready() == 2, "both replicas have loaded")
     prompts = [f"{PROMPT} node {number}" for number in range(4)]
-    fields = {**FIELDS, "max_tokens": 150, "extra_body": {"ignore_eos": True}}
+    fields = {**FIELDS, "max_tokens": 1000, "extra_body": {"ignore_eos": True}}  # seconds
 
     def text_of(prompt: str) -> str:
         return served.client.completions.create(**fields, prompt=prompt).choices[0].text

@@ -7,7 +7,8 @@ directory and output, and runs the script as ``python script`` would
 (:mod:`malletrain.launch.script`). The fork server stays single-threaded and runs nothing itself, so
 forking is safe; importing torch does not initialise CUDA. It imports the modules that every
 training script needs. ``MALLETRAIN_PRELOAD=module,module`` in a job's environment adds modules;
-``MALLETRAIN_PRELOAD=0`` starts every worker as a new Python.
+``MALLETRAIN_PRELOAD=0`` starts every worker as a new Python. A script that imports malletrain gets
+the modules of the fork server, if its own import would find the same files (:class:`_Package`).
 
     agent → supervisor → fork server ─┬ launcher (requests workers through clients on a Unix socket)
                                       └ workers
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import mmap
 import os
@@ -32,17 +34,24 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from malletrain.launch import script
 from malletrain.launch.cores import apply_threads
 from malletrain.launch.supervisor import die_with_parent, is_meant, set_name
-from malletrain.protocol import env
+from malletrain.protocol import env, fault_points
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import loader_workers
 
-PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+PRELOADED = (
+    *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo"),
+    *("malletrain.training.snapshot", "malletrain.training.step_hooks"),
+)
 """Modules that are imported in advance. (Constructing any optimizer imports torch._dynamo.)"""
+_PACKAGE = "malletrain"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 """Signals that the fork server forwards to the launcher."""
 
@@ -220,18 +229,91 @@ def _run_script(argv: Sequence[str]) -> int:
     """Run ``argv`` (see :func:`malletrain.launch.script.run`) as in a new process. Return its exit
     code.
     """
-    # The training-side library reads its environment when it is imported, and the environment of
-    # this fork differs from that of the fork server.
-    for name in [
-        name for name in sys.modules if name == "malletrain" or name.startswith("malletrain.")
-    ]:
-        del sys.modules[name]
+    _package.offer()
     # Otherwise all forks would draw the same numbers. The module random reseeds itself.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()  # a GPU's is made, and seeded, by the fork
     return script.run(argv)
+
+
+class _Package(MetaPathFinder, Loader):
+    """The modules of malletrain that this process has imported, for the scripts of its forks.
+
+    A script's import of malletrain finds what it would find in a new Python, such as a package in
+    the script's own directory, or a version that was installed since. If that is what this process
+    has, the import takes these modules over: to define their classes once more is most of what
+    malletrain costs a worker before its first step. The package itself is executed again, in the
+    environment of the fork, because a worker reports its import.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, ModuleType] = {}
+        """Imported modules by name."""
+        self._files: dict[str, tuple[int, int] | None] = {}
+        """File of an imported module → its version when it was imported."""
+        self._loader: Loader | None = None
+        self._is_offered = False
+        """Whether this is a fork whose script has not imported malletrain."""
+
+    def record(self) -> None:
+        """Record the modules that were imported since the last call. Not in a fork: to look through
+        the names of all modules copies their memory.
+        """
+        for name, module in sys.modules.items():
+            if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
+                self._modules[name] = module
+                if module.__file__:
+                    self._files.setdefault(module.__file__, _file_version(module.__file__))
+
+    def offer(self) -> None:
+        """Forget the modules in this fork until its script imports malletrain."""
+        for name in self._modules:
+            sys.modules.pop(name, None)
+        self._is_offered = True
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Return what the other finders find for malletrain; None for everything else."""
+        if fullname != _PACKAGE or not self._is_offered:
+            return None
+        self._is_offered = False
+        spec = importlib.util.find_spec(fullname)
+        package = self._modules[fullname]
+        if spec is not None and spec.origin == package.__file__ and self._is_unchanged():
+            fault_points.read_environment()
+            sys.modules.update(self._modules)
+            del sys.modules[fullname]  # until it is executed
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def _is_unchanged(self) -> bool:
+        return all(_file_version(path) == version for path, version in self._files.items())
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the package as it is: the modules are its attributes."""
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the package."""
+        if self._loader is not None and module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+            self._loader.exec_module(module)
+
+
+_package = _Package()
+
+
+def _file_version(path: str) -> tuple[int, int] | None:
+    """Return time of modification (ns) and size (bytes) of a file; None if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 class _EndMark:
@@ -272,6 +354,7 @@ def preload() -> None:
         _preload_more(os.environ.get(env.PRELOAD, ""))
     finally:
         gc.enable()
+    _package.record()
     gc.collect()
     gc.freeze()
 

@@ -5,11 +5,39 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+import malletrain
 from malletrain.launch.fork_server import _EndMark
+from malletrain.protocol import env
+from malletrain.protocol.worker_channel import StartupMark, decode_datagram
+
+_RUN_IN_FORK = """
+import os, sys
+from malletrain.launch import fork_server
+fork_server.PRELOADED = ("malletrain.training.snapshot",)  # without torch
+fork_server.preload()
+exec(sys.argv[1])
+if (pid := os.fork()) == 0:
+    os._exit(fork_server._run_script(sys.argv[2:]))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+_IMPORT = """
+import sys
+early = "malletrain.training.report" in sys.modules
+import malletrain
+print(malletrain.__file__, early, "malletrain.training.report" in sys.modules, flush=True)
+from malletrain.training.report import tell
+assert malletrain.training.report.tell is tell and malletrain.Snapshot
+assert malletrain.__spec__.loader is malletrain.__loader__
+"""
 
 
 def test_modules_a_job_asks_for_are_there_and_others_are_told():
@@ -81,3 +109,88 @@ def test_a_crash_after_the_end_of_a_script_does_not_count(capfd):
     output = capfd.readouterr().out
     assert "killed by signal 6 after its script had ended with code 0" in output
     assert output.count("\n") == 2
+
+
+def output_of_fork(folder, script, after_preload="", path=()):
+    """Return the output of a script in a fork of a fork server.
+
+    Args:
+        folder: directory for the script.
+        script: the source of the script.
+        after_preload: Python code that the fork server runs before it forks.
+        path: directories at the beginning of the fork server's import path.
+    """
+    (folder / "train.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), *sys.path])}
+    command = [sys.executable, "-c", _RUN_IN_FORK, after_preload, str(folder / "train.py")]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=folder.parent
+    )
+    assert (result.returncode, result.stderr) == (0, ""), result
+    return result.stdout
+
+
+def test_a_script_takes_over_the_modules_of_malletrain_when_it_imports_it(tmp_path):
+    assert output_of_fork(tmp_path, _IMPORT) == f"{malletrain.__file__} False True\n"
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A directory with the parts of malletrain that a worker imports."""
+    installed, copy = Path(malletrain.__file__).parent, tmp_path / "library" / "malletrain"
+    copy.mkdir(parents=True)
+    shutil.copy(installed / "__init__.py", copy)
+    for name in ("launch", "protocol", "training"):
+        shutil.copytree(installed / name, copy / name)
+    return copy.parent
+
+
+def test_a_script_imports_a_malletrain_that_was_installed_since(tmp_path, library):
+    changed = library / "malletrain" / "training" / "report.py"
+    install = f"open({str(changed)!r}, 'a').write('pass')"
+    path, script = [library], tmp_path / "script"
+    script.mkdir()
+    package = library / "malletrain" / "__init__.py"
+    assert output_of_fork(script, _IMPORT, "", path) == f"{package} False True\n"
+    assert output_of_fork(script, _IMPORT, install, path) == f"{package} False False\n"
+
+
+@pytest.mark.parametrize("where", ["beside the script", "on a path that the script adds"])
+def test_a_script_imports_its_own_malletrain(tmp_path, library, where):
+    if where == "beside the script":
+        folder, script = library, _IMPORT
+    else:
+        folder, script = tmp_path, f"import sys; sys.path.insert(0, {str(library)!r})\n{_IMPORT}"
+    expected = f"{library / 'malletrain' / '__init__.py'} False False\n"
+    assert output_of_fork(folder, script) == expected
+
+
+def test_a_worker_reports_its_import_of_malletrain(tmp_path):
+    path = str(tmp_path / "agent")
+    environment = {env.SOCKET: path, env.JOB: "j1", env.GENERATION: "3", "RANK": "1"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(path)
+        output_of_fork(tmp_path, "import malletrain", f"os.environ.update({environment})")
+        marks = [decode_datagram(agent.recv(65536, socket.MSG_DONTWAIT)) for _ in range(2)]
+    assert all(isinstance(mark, StartupMark) for mark in marks)
+    assert [(mark.sender.generation, mark.sender.rank, mark.name) for mark in marks] == [
+        (3, 1, "start"),
+        (3, 1, "import"),
+    ]
+
+
+def test_a_worker_has_the_fault_points_of_its_own_environment(tmp_path):
+    faults = tmp_path / "faults"
+    faults.mkdir(0o700)
+    (faults / "WORKER_KEPT").write_text("raise")
+    script = (
+        "import malletrain\n"
+        "from malletrain.protocol.fault_points import FaultPoint, FaultRaised, reached\n"
+        "try:\n"
+        "    reached(FaultPoint.WORKER_KEPT)\n"
+        "except FaultRaised:\n"
+        "    print('raised', flush=True)\n"
+    )
+    arm = f"os.environ[{env.FAULTS!r}] = {str(faults)!r}"
+    assert output_of_fork(tmp_path, script, arm) == "raised\n"
+    assert output_of_fork(tmp_path, script) == ""

@@ -253,14 +253,19 @@ class _Package(MetaPathFinder, Loader):
         """Imported modules by name."""
         self._files: dict[str, tuple[int, int] | None] = {}
         """File of an imported module → its version when it was imported."""
+        self._count = 0
+        """Number of all modules at the last record."""
         self._loader: Loader | None = None
         self._is_offered = False
         """Whether this is a fork whose script has not imported malletrain."""
 
     def record(self) -> None:
-        """Record the modules that were imported since the last call. Not in a fork: to look through
-        the names of all modules copies their memory.
+        """Record the modules that were imported since the last call. If there are none, as in the
+        fork of a warm server, look at no module: that copies its memory.
         """
+        if len(sys.modules) == self._count:
+            return
+        self._count = len(sys.modules)
         for name, module in sys.modules.items():
             if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
                 self._modules[name] = module

@@ -269,8 +269,8 @@ class _Package(MetaPathFinder, Loader):
         for name, module in sys.modules.items():
             if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
                 self._modules[name] = module
-                if module.__file__:
-                    self._files.setdefault(module.__file__, _file_version(module.__file__))
+                if path := getattr(module, "__file__", None):
+                    self._files.setdefault(path, _file_version(path))
 
     def offer(self) -> None:
         """Forget the modules in this fork until its script imports malletrain."""

@@ -1,7 +1,7 @@
 """The simple policies that MalleTrain is compared with: equal share, and first come, first served.
 
-Decides sizes from the same bids as the MILP, without regard to their values, and returns the same
-type. It does not choose nodes.
+Decides sizes from the same bids as the MILP, ignores their values, and returns an Allocation like
+the MILP. It does not choose nodes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def equal_share(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Al
 
 def fcfs(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Allocation[PoolT]:
     """Return sizes by first come, first served: each job in turn gets the largest size that still
-    fits, in the pool where that size is largest.
+    fits, in the pool where that size is largest. A job of which no size fits is skipped: the jobs
+    after it do not wait for it.
 
     Args:
         bids: the bids of all jobs, in the order of arrival.

@@ -7,10 +7,9 @@ size comes next (:mod:`jpa.profile`) and does not keep a curve (:mod:`jpa.curve`
 :func:`steady_throughput` is the one estimate of what a job processes at a size when nothing
 disturbs it. A profile and the windows after it use it (:class:`ThroughputMeter`,
 :class:`Monitor`), from which plans follow, and so does the daemon for what ``malletrain show`` has
-seen at each size. Two other questions have other answers, with stalls: what a job processes at this
-moment is the rate of ``malletrain status``, a mean over the last seconds, which the daemon
-computes; what part of its curve it achieves in the long run, pauses included, is the pace of the
-goals, from which deadlines are forecast.
+seen at each size. Two other rates, which the daemon computes, include stalls: that of ``malletrain
+status`` is a mean over the last seconds; the pace of the goals, from which deadlines are forecast,
+is the part of its curve that a job achieves in the long run, pauses included.
 
 The observed time is cut into 8-20 batches of about equal length whose ends lie on progress reports
 (batch means; Schmeiser, "Batch size effects in the analysis of simulation output", Operations
@@ -315,12 +314,12 @@ class Monitor:
         return self._meter
 
 
-Batch = tuple[float, float]
+TimeBatch = tuple[float, float]
 """(samples, seconds)"""
 
 
 def steady_throughput(
-    nodes: int, batches: Sequence[Batch], config: MeasureConfig = DEFAULT_CONFIG
+    nodes: int, batches: Sequence[TimeBatch], config: MeasureConfig = DEFAULT_CONFIG
 ) -> Measurement:
     """Return the throughput of a job at one size, without leading outliers and stalls.
 
@@ -342,7 +341,7 @@ def steady_throughput(
     return Measurement(nodes, rate, half_width, samples, seconds, stable)
 
 
-def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
+def _batches(reports: Sequence[tuple[float, float]]) -> list[TimeBatch]:
     """Return at most 20 batches of about equal duration, each ending on a report."""
     times = [t for t, _ in reports]
     count = min(_MAX_BATCHES, len(reports) - 1)
@@ -354,7 +353,7 @@ def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
     return [(reports[b][1] - reports[a][1], times[b] - times[a]) for a, b in pairwise(edges)]
 
 
-def _without_outliers(batches: Sequence[Batch]) -> Sequence[Batch]:
+def _without_outliers(batches: Sequence[TimeBatch]) -> Sequence[TimeBatch]:
     """Return the batches without leading outliers (warm-up) and without stalls."""
     if len(batches) < 5:
         return batches
@@ -373,7 +372,7 @@ def _without_outliers(batches: Sequence[Batch]) -> Sequence[Batch]:
     return [b for i, b in enumerate(steady) if i not in excluded]
 
 
-def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
+def _merged(batches: Sequence[TimeBatch], size: int) -> list[TimeBatch]:
     """Return groups of ``size`` neighbouring batches merged to one; a remainder at the start is
     dropped.
     """
@@ -381,11 +380,11 @@ def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
     return [_sums(tail[i : i + size]) for i in range(0, len(tail), size)]
 
 
-def _sums(batches: Sequence[Batch]) -> Batch:
+def _sums(batches: Sequence[TimeBatch]) -> TimeBatch:
     return sum([s for s, _ in batches]), sum([t for _, t in batches])
 
 
-def _half_width(batches: Sequence[Batch]) -> float:
+def _half_width(batches: Sequence[TimeBatch]) -> float:
     """Return the half-width of the 95 % interval of Σsamples/Σtime, samples/s; infinite for fewer
     than three batches.
     """

@@ -120,8 +120,8 @@ class NodeJob:
         self.reports = WorkerReports(assign.job, send, tuned=bool(assign.spec.tuned))
         self.ended = False
         """No process of the job is left, and this has been reported to the daemon."""
-        self.drain_wait = False
-        """The workers of the round have served a drain, so that further work would be lost."""
+        self.stop_wait = False
+        """The workers of the round have served a drain and wait to be stopped."""
         self._assign, self._place, self._servers = assign, place, servers
         self._logs, self._send, self._tell, self._hear = logs, send, tell, hear
         self._rounds: dict[int, Round] = {}
@@ -280,7 +280,7 @@ class NodeJob:
         can_save = (
             self._is_service or not self.has_rank_0 or self.generation in self.reports.capable
         )
-        return can_save and self.phase in TRAINS and not self.drain_wait
+        return can_save and self.phase in TRAINS and not self.stop_wait
 
     @property
     def has_rank_0(self) -> bool:
@@ -324,7 +324,7 @@ class NodeJob:
         if isinstance(message, StoreUp):
             self._store = message
         elif isinstance(message, Drained):  # from the process of a service
-            self.drain_wait = message.saved
+            self.stop_wait = message.saved
         if not isinstance(message, Phase):
             self._send(message)
             return
@@ -379,7 +379,7 @@ class NodeJob:
         """Handle the report of a worker that it has served a drain."""
         if self._drain is not None and served.number == self._drain[0].number:
             self._drain = None
-            self.drain_wait = served.saved
+            self.stop_wait = served.saved
             self.reports.flush_metrics()
             drained = (served.generation, served.saved, served.sentence, served.number)
             self._send(Drained(self.job, *drained))
@@ -471,7 +471,7 @@ class NodeJob:
             self._logs.add(self.job, entered.generation, f"rank{rank}", path)
 
     def _cancel_drain(self) -> None:
-        self._drain, self.drain_wait = None, False
+        self._drain, self.stop_wait = None, False
         self.flags.request_drain(0)
 
     def _drain_failed(self, sentence: str) -> None:

@@ -29,11 +29,11 @@ def snapshot_of(detail: JobDetail, daemon: str) -> str:
     Raises:
         malletrain.training.snapshot_file.SnapshotError: there is no snapshot, or more than one.
     """
-    from malletrain.training.owner import Owner, owner_in, path_of_job
+    from malletrain.training.owner import RunIdentity, owner_in, path_of_job
     from malletrain.training.snapshot_file import SnapshotError
 
     spec, job = detail.spec, detail.job.id
-    own_job = Owner(job, "", "", daemon)
+    own_job = RunIdentity(job, "", "", daemon)
     named = snapshot_paths(spec["script"], spec.get("args", ()), spec["workdir"])
     owner_of = {path: owner_in(path) for path in sorted(named) if os.path.isfile(path)}
     for path, owner in owner_of.items():

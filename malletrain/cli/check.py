@@ -301,8 +301,8 @@ def scheduler(config: Config) -> Iterator[tuple[bool | None, str]]:
 def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None, str]]:
     """Tests one lease of the main scheduler from submission to end, as the daemon does it."""
     from malletrain.daemon.site.backends import backend
+    from scavenger.batch.check import try_lease, use_trial_prefix
     from scavenger.batch.scavenger import BatchScavenger
-    from scavenger.batch.trial_lease import try_lease, use_trial_prefix
 
     scheduler_backend = backend(config)
     scavenger = scheduler_backend.connect(config)

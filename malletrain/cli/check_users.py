@@ -27,7 +27,7 @@ TRY_S = 20.0
 
 
 def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
-    """Check that it is in submit_as, and that it accepts a lease of the user ``name``."""
+    """Check that ``malletrain-lease`` is in submit_as, and accepts a lease of the user ``name``."""
     from scavenger.interface import SchedulerError
 
     at = [n for n, word in enumerate(config.submit_as) if Path(word).name == GATE]

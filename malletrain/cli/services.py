@@ -133,12 +133,12 @@ def worth(
         if as_json:
             print_json(view)
         else:
-            click.echo(_shown(view))
+            click.echo(_values_text(view))
         return
     if count is not None and next_each is None:
         raise click.UsageError("--count belongs to --next.")
-    by_nodes, each = _parsed(values, nothing), _each(next_each)
-    expires_s, next_count = _seconds(expires), 1 if count is None else count
+    by_nodes, each = _values_by_nodes(values, nothing), _next_value(next_each)
+    expires_s, next_count = _expiry_s(expires), 1 if count is None else count
     from malletrain.client import operations
 
     with client_of(state_dir) as client:
@@ -153,7 +153,7 @@ def worth(
         click.echo(sentence)
 
 
-def _parsed(values: tuple[str, ...], nothing: bool) -> dict[int, float] | None:
+def _values_by_nodes(values: tuple[str, ...], nothing: bool) -> dict[int, float] | None:
     """Return the values by number of nodes; None if there are none."""
     from malletrain.submission.curve_file import parse_values
     from malletrain.submission.error import SpecError
@@ -168,7 +168,7 @@ def _parsed(values: tuple[str, ...], nothing: bool) -> dict[int, float] | None:
         raise click.UsageError(str(error)) from None
 
 
-def _each(text: str | None) -> float | None:
+def _next_value(text: str | None) -> float | None:
     """Return the value of each next node."""
     from malletrain.submission.curve_file import parse_value
     from malletrain.submission.error import SpecError
@@ -181,7 +181,7 @@ def _each(text: str | None) -> float | None:
         raise click.UsageError(str(error)) from None
 
 
-def _seconds(text: str | None) -> float | None:
+def _expiry_s(text: str | None) -> float | None:
     """Return the seconds of ``--expires``; None if it is not given."""
     from malletrain.config.units import UnitError, parse_duration
 
@@ -193,7 +193,7 @@ def _seconds(text: str | None) -> float | None:
         raise click.UsageError(f"--expires: {error}") from None
 
 
-def _shown(view: MembersView) -> str:
+def _values_text(view: MembersView) -> str:
     """Return the present values, as lines."""
     from malletrain.config.units import show_duration
 

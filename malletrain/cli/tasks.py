@@ -1,5 +1,5 @@
-"""``malletrain tasks`` and ``malletrain retry``: the tasks of a farm, and failed ones again; the
-log of a task for ``malletrain logs --task``.
+"""``malletrain tasks`` shows the tasks of a farm, ``malletrain retry`` queues failed ones again;
+``malletrain logs --task`` prints the log of one.
 """
 
 from __future__ import annotations

@@ -61,11 +61,11 @@ class Keys:
         if self._fd is not None and self._before is not None:
             termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)  # type: ignore[arg-type]
 
-    def wait(self, seconds: float, news: int) -> list[str]:
-        """Wait until a key is pressed, the file descriptor ``news`` is readable (it is not read),
-        or ``seconds`` are over. Return the pressed keys.
+    def wait(self, seconds: float, wake_fd: int) -> list[str]:
+        """Wait until a key is pressed, the file descriptor ``wake_fd`` is readable (it is not
+        read), or ``seconds`` are over. Return the pressed keys.
         """
-        sources = [news] if self._fd is None else [news, self._fd]
+        sources = [wake_fd] if self._fd is None else [wake_fd, self._fd]
         ready, _, _ = select.select(sources, [], [], seconds)
         if self._fd is None or self._fd not in ready:
             return []
@@ -147,13 +147,13 @@ def _watch(terminal: Console, follower: Follower, watcher: Watcher) -> None:
         while True:
             picture = screen.render(terminal.width, terminal.height, above=above, keys=True)
             live.update(picture, refresh=True)
-            for key in keys.wait(1.0, watcher.bell):
+            for key in keys.wait(1.0, watcher.wake_fd):
                 if key in ("q", "Q", END):
                     return
                 if key == "a":
                     follower.all_nodes = not follower.all_nodes
                 if key in ("a", " "):
-                    watcher.now()
+                    watcher.refresh()
                 above = min(max(0, above + STEPS.get(key, 0)), max(0, len(screen.jobs) - 1))
             for seen in watcher.seen():
                 if isinstance(seen, str):
@@ -178,7 +178,7 @@ class Watcher(threading.Thread):
         self._answers: queue.SimpleQueue[PollAnswers | str] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self._over = False
-        self.bell, self._ring = os.pipe()
+        self.wake_fd, self._wake_write_fd = os.pipe()
         """Readable when :meth:`seen` has something to return."""
 
     def run(self) -> None:
@@ -196,7 +196,7 @@ class Watcher(threading.Thread):
                 self._put(str(error))
                 self._pause()
 
-    def now(self) -> None:
+    def refresh(self) -> None:
         """Request an update at once."""
         self._hurry.set()
 
@@ -204,7 +204,7 @@ class Watcher(threading.Thread):
         """Return the new updates, and error messages of failed requests."""
         if self._answers.empty():
             return []
-        os.read(self.bell, 4096)
+        os.read(self.wake_fd, 4096)
         answers = []
         while not self._answers.empty():
             answers.append(self._answers.get())
@@ -218,7 +218,7 @@ class Watcher(threading.Thread):
 
     def _put(self, seen: PollAnswers | str) -> None:
         self._answers.put(seen)
-        os.write(self._ring, b".")
+        os.write(self._wake_write_fd, b".")
 
     def _pause(self) -> None:
         self._hurry.wait(self._interval)

@@ -183,7 +183,12 @@ class NodesSection(Section):
     @property
     def sharing(self) -> SharingRules:
         """How leases behave that share their host with other jobs."""
-        return SharingRules(self.niceness, self.io_priority, self.bound_cpus, self.bound_memory)
+        return SharingRules(
+            niceness=self.niceness,
+            io_priority=self.io_priority,
+            bound_cpus=self.bound_cpus,
+            bound_memory=self.bound_memory,
+        )
 
     def interface_for(self, node_class: str) -> str:
         """Return the network for nodes of a class."""

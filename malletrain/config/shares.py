@@ -34,7 +34,8 @@ class TrainerSection(Section):
 
     name: str = key(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$",
-        description="Name of the trainer: letters, digits and '_.-'.",
+        description="Name of the trainer: at most 40 letters, digits and '_.-'; the first is a "
+        "letter or a digit.",
     )
     objective: Literal["throughput", "efficiency", "deadlines"] = key(
         "throughput",

@@ -89,7 +89,9 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
             if isinstance(value, dict)
             else f'{shown} is not a list; accepted is a list of texts, such as ["a", "b"].'
         ),
-        "string_pattern_mismatch": lambda: f"{shown} is not accepted; see its description.",
+        "string_pattern_mismatch": lambda: (
+            f"{shown} is not accepted; docs/configuration.md describes the key."
+        ),
         "model_type": lambda: f"{shown} is not a section; write [{key}] and its keys below.",
         "greater_than": lambda: (
             f"{shown} is too small; accepted is more than {format_bound('gt')}."

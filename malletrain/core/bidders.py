@@ -1,4 +1,5 @@
-"""Selects the candidates of a plan and the sizes that each admitted job may bid for.
+"""Selects the candidates of a plan and the sizes that each admitted job may bid for, and makes the
+trials of a sweep bid as one job.
 
 Decides which jobs keep their nodes in any plan, and which jobs a hypothetical plan excludes. The
 queue decides who is admitted, the planner how many nodes each job gets.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from malletrain.core.change_costs import LongLivedNodes
+from malletrain.core.change_costs import NodeLifetimes
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.planning import Candidate, guarantees
@@ -30,7 +31,7 @@ _FACTOR_DECIMALS = 4
 """Number of decimals of a factor."""
 
 
-def as_one(
+def weigh_sweeps(
     candidates: Sequence[Candidate], sweeps: Mapping[str, str], nodes: int, exponent: float
 ) -> list[Candidate]:
     """Return the candidates, with the trials of each sweep weighted so that together they bid like
@@ -48,7 +49,9 @@ def as_one(
         if c.job in sweeps:
             groups.setdefault(sweeps[c.job], []).append(c)
     factors = {
-        sweep: factor(group, nodes, exponent) for sweep, group in groups.items() if len(group) > 1
+        sweep: sweep_factor(group, nodes, exponent)
+        for sweep, group in groups.items()
+        if len(group) > 1
     }
     if not factors:
         return list(candidates)
@@ -58,9 +61,10 @@ def as_one(
     ]
 
 
-def factor(trials: Sequence[Candidate], nodes: int, exponent: float) -> float:
-    """Return the factor on each trial's weight: the mean, over the trials, of the ratio of the
-    throughput per node on all their nodes together to that at their smallest size.
+def sweep_factor(trials: Sequence[Candidate], nodes: int, exponent: float) -> float:
+    """Return the factor on the weights of a sweep's trials, at most 1: the mean of a ratio over the
+    trials. It is a trial's throughput per node on the nodes of all trials together, divided by that
+    at its smallest size.
     """
     bids = []
     for c in trials:
@@ -108,7 +112,7 @@ class Bidders:
         self._min_interval_s = settings.min_interval_s
         self._prior_exponent = settings.planning.prior_exponent
 
-    def now(self, now: float) -> list[Candidate]:
+    def for_current_nodes(self, now: float) -> list[Candidate]:
         """Return the candidates for the current nodes. Each job bids for its owner's nodes."""
         state = self._state
         free = +state.usable_by_pool
@@ -123,7 +127,7 @@ class Bidders:
         ]
         return self._with_bids(candidates, holders, free, state.usable, now)
 
-    def imagined(self, nodes: Mapping[str, PoolNode], now: float) -> list[Candidate]:
+    def for_hypothetical_nodes(self, nodes: Mapping[str, PoolNode], now: float) -> list[Candidate]:
         """Return the candidates for a hypothetical plan, which shows how many nodes each job could
         use. Any owner can get any node, and no job is fixed.
 
@@ -179,9 +183,9 @@ class Bidders:
         nodes: Mapping[str, PoolNode],
         now: float,
     ) -> list[Candidate]:
-        lasting = LongLivedNodes(nodes)
+        lifetimes = NodeLifetimes(nodes)
         # A guarantee is of no use to a job whose nodes would be gone before it is ready.
-        starving = [c for c in self._queue.starving(candidates, now) if _is_startable(c, lasting)]
+        starving = [c for c in self._queue.starving(candidates, now) if _is_startable(c, lifetimes)]
         bids = []
         for trainer in self._trainers:
             own = {name: c for name, c in candidates.items() if c.trainer is trainer}
@@ -221,7 +225,7 @@ class Bidders:
             return bidders
         jobs = ((c.job, state.jobs[c.job].submitted.sweep) for c in bidders)
         sweeps = {name: sweep for name, sweep in jobs if sweep}
-        return as_one(bidders, sweeps, nodes, self._prior_exponent)
+        return weigh_sweeps(bidders, sweeps, nodes, self._prior_exponent)
 
     def _trainer(self, job: JobRecord) -> Trainer | None:
         return self._trainers.of(job.submitted.trainer)
@@ -242,11 +246,11 @@ class Bidders:
         return job.rescaling or now < rest_until
 
 
-def _is_startable(c: Candidate, lasting: LongLivedNodes) -> bool:
+def _is_startable(c: Candidate, lifetimes: NodeLifetimes) -> bool:
     """Return whether enough nodes outlast a start of the job."""
     if c.start is None:
         return True
-    return lasting.suffice(c.start, c.nodes, c.smallest or c.min_nodes, c.may_use)
+    return lifetimes.enough_outlast_start(c.start, c.nodes, c.smallest or c.min_nodes, c.may_use)
 
 
 def _candidate(

@@ -1,21 +1,24 @@
-"""What a change of nodes costs a job in a plan besides the pause of the rescale. Pure.
+"""What a change of nodes costs a job in a plan besides the pause of the rescale: the start of a
+service's process, and the reading of data again. Pure.
 
-The start of a training pauses the training; it is paid back within the forward-looking time or not
-at all. The process of a service may load for longer than that, such as a model of 100 GB, and then
-works for as long as its node lasts. So its start is charged in proportion to that time:
+The start of a training is a pause, which a plan charges in full against the forward-looking time
+(``t_fwd``). The process of a service may load for longer than ``t_fwd``, such as a model of 100 GB,
+and then works for as long as its node lasts. So a plan charges the fraction of ``t_fwd`` that the
+start (its expected duration ``start``) takes of the time for which the node is expected to last
+(``horizon``; unlimited without a forecast):
 
-    charged = t_fwd · start / min(horizon, max(t_fwd, PAYBACK_FACTOR · start))
+    charged = t_fwd · min(1, start / min(horizon, max(t_fwd, PAYBACK_FACTOR · start)))
 
-and nodes that are expected to be gone before the process is ready are not offered to it. Its other
-processes continue meanwhile, so that growth is charged for the added nodes only.
+Nodes that are expected to be gone before the process is ready are not offered to the service. Its
+other processes continue meanwhile, so that growth is charged for the added nodes only.
 
 A job whose training data lie in the memory of its nodes reads the samples of a node that it gives
 up from the data set again, by the other nodes. A node that joins owns an equal share of the
 samples, has none of them, and reads them from the data set, while all nodes read theirs. Both are
 seconds without training, like the pause of the rescale, so they are added to it. Decides the
 seconds of the smallest change, by one node: costs of a bid do not depend on how many nodes join or
-leave. Decides also how much of them counts: the times come from the job's own processes, and no job
-may hold its nodes by its data alone.
+leave. They are capped at :data:`MAX_SHARE` of the forward-looking time, because the job's own
+processes report them: a job cannot keep its nodes by claiming costly data.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class StartCost:
         return self.measured_s.get(node_class, elsewhere_s)
 
 
-def with_start(measured_s: Sequence[float], seconds: float) -> tuple[float, ...]:
+def append_measured(measured_s: Sequence[float], seconds: float) -> tuple[float, ...]:
     """Return the last measured starts, oldest first, with one more.
 
     Args:
@@ -99,7 +102,7 @@ class StartTerms:
     """Maximum number of nodes: its own, and those that outlast a start."""
 
 
-class LongLivedNodes:
+class NodeLifetimes:
     """How long the nodes of one plan are expected to last, by pool.
 
     Args:
@@ -134,7 +137,7 @@ class LongLivedNodes:
         cost = replace(base, start_s=charged, join_s=charged)
         return StartTerms(cost, self._limit(pool, own_nodes, start_s))
 
-    def suffice(
+    def enough_outlast_start(
         self,
         start: StartCost,
         own_nodes: Sequence[str],
@@ -178,7 +181,7 @@ def _horizon(info: PoolNode) -> float:
     return math.inf if info.horizon_s is None else info.horizon_s
 
 
-CHANGE = 0.1
+MIN_RELATIVE_CHANGE = 0.1
 """Minimum relative change of an expected time that is reported to plans."""
 MAX_SHARE = 0.5
 """Maximum pause for reading again that counts, relative to the forward-looking time."""
@@ -221,7 +224,7 @@ def with_reread(cost: RescaleCost, reread: Sequence[float], t_fwd_s: float) -> R
     )
 
 
-def differs(new: Mapping[str, float], old: Mapping[str, float]) -> bool:
+def reread_changed(new: Mapping[str, float], old: Mapping[str, float]) -> bool:
     """Return whether new expected times must be reported to plans. A node that is missing in one of
     the two has no data in it.
 
@@ -230,6 +233,6 @@ def differs(new: Mapping[str, float], old: Mapping[str, float]) -> bool:
     """
     return any(
         abs(new.get(node, 0.0) - old.get(node, 0.0))
-        > max(MIN_CHANGE_S, CHANGE * old.get(node, 0.0))
+        > max(MIN_CHANGE_S, MIN_RELATIVE_CHANGE * old.get(node, 0.0))
         for node in {*new, *old}
     )

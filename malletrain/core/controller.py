@@ -438,7 +438,7 @@ class Controller:
         state = self.state
         profile = self._review_profiles(now)
         state.plan_at = None
-        candidates = self._bidders.now(now)
+        candidates = self._bidders.for_current_nodes(now)
         granted = {c.job for c in candidates if c.must_run}
         self.last_plan = plan = self._planner(candidates, state.usable, self.settings.planning)
         state.plan_made()

@@ -38,7 +38,10 @@ MIN_LAST_FAILED = 2
 suspicion at the end of a farm. One failed task says nothing about its worker.
 """
 MAX_FAILED_TASKS = 320
-"""Upper limit of that number, and maximum number of failures that are remembered of a worker."""
+"""Upper limit of the number of failed tasks for a suspicion: it starts at :data:`MIN_FAILED_TASKS`
+and doubles with each wrong suspicion. Also the maximum number of failures that are remembered of a
+worker.
+"""
 MAX_EXCUSED = 3
 """Maximum number of workers on which the failure of one task does not count."""
 FIRST_TRIAL_S = 60.0

@@ -267,7 +267,7 @@ class LeasePlanner:
     ) -> Plan:
         leased = map(Pool, by_class(self._state.usable_by_pool))
         favoured = {*leased, *(info.pool for info, _ in coming.values())}
-        candidates = self._bidders.imagined(everything, now)
+        candidates = self._bidders.for_hypothetical_nodes(everything, now)
         return self._planner(candidates, everything, self._settings.planning, favoured)
 
     def _worth_taking(
@@ -280,7 +280,7 @@ class LeasePlanner:
         pool_sizes = state.usable_by_pool + Counter(
             Pool(info.pool.node_class, owner) for info, owner in coming.values()
         )
-        candidates = self._bidders.imagined(everything, now)
+        candidates = self._bidders.for_hypothetical_nodes(everything, now)
         return worth_taking(
             lacking,
             candidates,

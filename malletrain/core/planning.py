@@ -36,7 +36,7 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.change_costs import LongLivedNodes, StartCost, with_reread
+from malletrain.core.change_costs import NodeLifetimes, StartCost, with_reread
 from malletrain.core.pools import Pool, PoolNode, Trainer, pool_sizes
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 
@@ -316,7 +316,7 @@ def _requests(
 
     ``current_nodes``: job → the nodes that it still has.
     """
-    requests, lasting = [], LongLivedNodes(nodes)
+    requests, lifetimes = [], NodeLifetimes(nodes)
     some_unmeasured = any(c.curve is None for c in bidders)
     rate_one = _single_node_rate(bidders) if some_unmeasured else 1.0
     used_nodes = chain.from_iterable(current_nodes[c.job] for c in bidders)
@@ -337,7 +337,7 @@ def _requests(
         limits: dict[Pool, int] = {}
         if c.start is not None:
             terms = {
-                pool: lasting.start_terms(
+                pool: lifetimes.start_terms(
                     pool, current, c.start.expected_s(pool.node_class), t_fwd_s, cost
                 )
                 for pool in curves

@@ -346,7 +346,10 @@ def agent_command(
         nodes: section with the site's health checks and rules for shared hosts.
     """
     plan = HealthPlan(
-        tuple(nodes.health_check), nodes.health_interval, nodes.health_timeout, nodes.gpu_check
+        check=tuple(nodes.health_check),
+        interval_s=nodes.health_interval,
+        timeout_s=nodes.health_timeout,
+        gpus=nodes.gpu_check,
     )
 
     def command(lease: str, key: KeyPair) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -45,13 +45,13 @@ class CallbackAttributes:
     """The attributes of the callbacks of one training. No method raises.
 
     Args:
-        owner: name of the class that saves checkpoints, for the message.
+        caller: name of the class that saves checkpoints, for the message.
         savers: names of the methods with which a callback says what is saved of it.
         advice: sentence of the message that says what to do.
     """
 
-    def __init__(self, owner: str, savers: Collection[str], advice: str) -> None:
-        self._owner = owner
+    def __init__(self, caller: str, savers: Collection[str], advice: str) -> None:
+        self._caller = caller
         self._savers = savers
         self._advice = advice
         self._targets: list[tuple[str, Any, set[str]]] = []
@@ -101,7 +101,7 @@ class CallbackAttributes:
         self.has_notice = True
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         report.tell(
-            f"{self._owner} does not save what other callbacks have in their attributes: "
+            f"{self._caller} does not save what other callbacks have in their attributes: "
             f"{', '.join(names[:_MAX_NAMES])}{more} changed in the training, and after a change of "
             f"nodes they begin as the script makes them. {self._advice} Values that are clocks or "
             "follow from the trainer's counters need nothing.",

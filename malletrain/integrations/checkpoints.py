@@ -24,7 +24,7 @@ import torch
 
 from malletrain.protocol import env
 from malletrain.training import owner, report, rng
-from malletrain.training.owner import Owner
+from malletrain.training.owner import RunIdentity
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import ForeignSnapshotError
 
@@ -61,13 +61,13 @@ def has_rng_state(args: Any, checkpoint: str | None) -> bool:
     return os.path.exists(os.path.join(checkpoint or "", f"rng_state{rank}.pth"))
 
 
-def is_of_job(record: Mapping[str, Any], job: str, run: Owner) -> bool:
+def is_of_job(record: Mapping[str, Any], job: str, run: RunIdentity) -> bool:
     """Return whether a checkpoint belongs to ``job``, from which ``run`` may resume."""
     recorded = owner.owner_of(record)
     return recorded is not None and bool(job) and recorded.job == job and recorded.may_share(run)
 
 
-def write_record(folder: str, run: Owner, facts: Mapping[str, Any]) -> None:
+def write_record(folder: str, run: RunIdentity, facts: Mapping[str, Any]) -> None:
     """Write the record of a checkpoint, atomically.
 
     Args:
@@ -87,13 +87,13 @@ def write_whole(path: str, text: str) -> None:
     os.replace(path + ".tmp", path)
 
 
-def is_own(record: Mapping[str, Any], run: Owner) -> bool:
+def is_own(record: Mapping[str, Any], run: RunIdentity) -> bool:
     """Return whether ``run`` wrote the checkpoint; True if the record names no owner."""
     recorded = owner.owner_of(record)
     return recorded is None or recorded.is_same(run)
 
 
-def check_owner(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
+def check_owner(record: Mapping[str, Any], checkpoint: str, run: RunIdentity) -> None:
     """Refuse to resume from a checkpoint of another job that was not requested.
 
     Args:
@@ -109,7 +109,7 @@ def check_owner(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
     )
 
 
-def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: Owner) -> None:
+def refuse_to_overwrite(record: Mapping[str, Any], checkpoint: str, run: RunIdentity) -> None:
     """Refuse to overwrite a checkpoint of another job, unless this run was requested to start from
     it.
 

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader
 from malletrain.integrations import checkpoints
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.training import owner, report, rng
-from malletrain.training.owner import Owner
+from malletrain.training.owner import RunIdentity
 
 _ROWS_FILE = "metrics.csv"
 _MAX_EMPTY_BYTES = 1000
@@ -166,7 +166,7 @@ class ModelFiles:
             no journal.
     """
 
-    def __init__(self, folder: str, run: Owner) -> None:
+    def __init__(self, folder: str, run: RunIdentity) -> None:
         self._path = os.path.join(folder, JOURNAL)
         self._run = run
         self._files: set[str] = set()

@@ -1,8 +1,8 @@
 """The base of all messages, and the bounds of what agents and clients may send.
 
-The messages are in :mod:`malletrain.protocol.messages`. Senders may be any user's processes. The
-bounds ensure that no number overflows and no text fills the store. They are checked when a message
-arrives; the sender is trusted to build a valid one.
+The messages are in :mod:`malletrain.protocol.messages`. Their senders may be any user's processes,
+so the bounds ensure that no number overflows and no text fills the store. They are checked only
+when a message arrives, not when it is built.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 EpochSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Number = Annotated[float, _FINITE]
-Measurement = float
+MetricValue = float
 """A value that a script measured: any number, including NaN and infinity."""
 Id = Annotated[str, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]

@@ -26,7 +26,7 @@ Chunk = Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNK_BYTES)]
 Side = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
-class Terminal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Terminal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A terminal of a client."""
 
     rows: Side

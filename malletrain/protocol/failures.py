@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable
+from itertools import groupby
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import RESTART_CODE, AssignmentPhase
@@ -57,6 +58,17 @@ def without_noise(text: str) -> str:
         elif not _NOISE.match(line):
             lines.append(line)
     return "\n".join(lines).strip("\n") or text.strip("\n")
+
+
+def without_repeats(text: str) -> str:
+    """Return ``text`` with equal lines that follow each other as one line with their number:
+    ``No such file. (7 times)``."""
+    lines = []
+    for line, repeats in groupby(text.removesuffix("\n").split("\n")):
+        number = len(list(repeats))
+        counted = number > 1 and line.strip()
+        lines += [f"{line} ({number} times)"] if counted else [line] * number
+    return "\n".join(lines)
 
 
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)')

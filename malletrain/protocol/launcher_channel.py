@@ -29,7 +29,7 @@ from malletrain.protocol.wire import WireError, decode, encode
 _MAX_SOCKET_PATH = 107  # sun_path of unix(7) is 108 bytes with its final zero
 
 
-class TaskSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TaskSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the tasks of a farm are started on a node."""
 
     environment: dict[str, str]
@@ -46,7 +46,7 @@ class TaskSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The GPUs of the lease, as in CUDA_VISIBLE_DEVICES."""
 
 
-class LaunchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LaunchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The agent's order to the launcher, written to a file so that no shell interprets it.
 
     ``endpoint``: the agent's socket. ``log_dir``: directory of the workers' output.

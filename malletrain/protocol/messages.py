@@ -28,7 +28,7 @@ from malletrain.protocol.bounds import (
     EpochSeconds,
     Facts,
     Id,
-    Measurement,
+    MetricValue,
     Name,
     Port,
     Rank,
@@ -270,7 +270,7 @@ class Metric(Message, frozen=True):
     job: Id
     rank: Rank
     name: Sentence
-    value: Measurement
+    value: MetricValue
     generation: Count = 0
     points: Annotated[tuple[MetricSample, ...], msgspec.Meta(max_length=MAX_ITEMS)] = ()
 

@@ -18,7 +18,7 @@ from malletrain.protocol.bounds import (
     Duration,
     EpochSeconds,
     Id,
-    Measurement,
+    MetricValue,
     Name,
     Rank,
     Sentence,
@@ -234,7 +234,7 @@ class MetricSample(
 
     time: EpochSeconds
     """When the script reported it."""
-    value: Measurement
+    value: MetricValue
     samples: Amount = 0.0
     """Samples that its process had processed in its round at that time."""
     step: Count | None = None

@@ -1,5 +1,9 @@
 """What an agent gets of its site's configuration: the health checks of its node, and the rules for
 leases that share their host with other jobs. Decides their shape only.
+
+As with messages, a field at its default is not sent, and an agent ignores a field that it does not
+know, so that the agents of an earlier version start under a newer daemon. Every field has a
+default, which later versions keep: it is what these agents act by.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ the idle class.
 """
 
 
-class HealthPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HealthPlan(msgspec.Struct, frozen=True):
     """The health checks that the agents of a site run on their nodes."""
 
     check: tuple[str, ...] = ()
@@ -27,7 +31,7 @@ class HealthPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether to ask nvidia-smi, if there are GPUs and it is installed."""
 
 
-class SharingRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SharingRules(msgspec.Struct, frozen=True):
     """How the processes of a slot behave towards other jobs on its host."""
 
     niceness: int = 10
@@ -44,8 +48,18 @@ Rules = TypeVar("Rules", HealthPlan, SharingRules)
 
 
 def written(rules: HealthPlan | SharingRules) -> str:
-    """Return the rules as text, for an environment variable."""
-    return msgspec.json.encode(rules).decode()
+    """Return the rules that differ from the defaults as text, for an environment variable.
+
+    ``omit_defaults`` of msgspec would compare by identity, and send a number from the configuration
+    that is equal to the default.
+    """
+    defaults = type(rules)()
+    changed = {
+        name: getattr(rules, name)
+        for name in rules.__struct_fields__
+        if getattr(rules, name) != getattr(defaults, name)
+    }
+    return msgspec.json.encode(changed).decode()
 
 
 def read(text: str, kind: type[Rules]) -> Rules:

@@ -130,7 +130,7 @@ class DrainDone:
     sentence: str = ""
 
 
-Measurement = float
+MetricValue = float
 """Any number, including NaN and infinity."""
 NOT_FINITE = ("nan", "inf", "-inf")
 
@@ -144,7 +144,7 @@ class ScriptMetric:
 
     sender: Sender
     name: str
-    value: Measurement
+    value: MetricValue
     time: float = 0.0
     samples: float = 0
     step: int | None = None
@@ -274,7 +274,7 @@ def _is_number(value: object) -> bool:
     )  # neither infinite nor NaN
 
 
-def _is_measurement(value: object) -> bool:
+def _is_metric_value(value: object) -> bool:
     return _is_number(value) or value in NOT_FINITE
 
 
@@ -288,7 +288,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "int": (_is_count, "a whole number from 0"),
     "float": (_is_number, "a finite number"),
-    "Measurement": (_is_measurement, 'a number, or one of the texts "nan", "inf" and "-inf"'),
+    "MetricValue": (_is_metric_value, 'a number, or one of the texts "nan", "inf" and "-inf"'),
     "int | None": (
         lambda value: value is None or _is_count(value),
         "a whole number from 0, or null",
@@ -429,7 +429,7 @@ def _checked(cls: type[Any], kind: str, body: dict[str, Any], sender: Sender | N
             raise ValueError(
                 f"A {kind} datagram whose {field.name} is {_shown(value)}; it must not be negative."
             )
-        if field.type == "Measurement":
+        if field.type == "MetricValue":
             body[field.name] = float(value)
     return cls(**body) if sender is None else cls(sender, **body)
 

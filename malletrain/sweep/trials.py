@@ -32,7 +32,7 @@ from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.search import own, sampler_warnings
 from malletrain.sweep.space import Value, trial_arguments
 from malletrain.sweep.spec import Sweep, SweepError
-from malletrain.training.owner import FILE, FOLDER, Owner, daemon_of_folder, owner_in
+from malletrain.training.owner import FILE, FOLDER, RunIdentity, daemon_of_folder, owner_in
 from malletrain.training.snapshot_file import close_epoch
 
 PLACE = "{trial}"
@@ -242,7 +242,7 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
     if not name or not daemon:
         return []
     workdir = Path(ledger.sweep.job.workdir or os.getcwd())
-    job_owner = Owner(name, "", "", daemon)
+    job_owner = RunIdentity(name, "", "", daemon)
     paths = [
         folder
         for folder in sorted((workdir / FOLDER).glob(f"{glob.escape(name)}-*"))
@@ -269,7 +269,7 @@ def _uid(path: Path) -> int | None:
         return None
 
 
-def _is_of(file: Path, mine: Owner, default: bool) -> bool:
+def _is_of(file: Path, mine: RunIdentity, default: bool) -> bool:
     """Return whether the snapshot belongs to that job; ``unsaid``: the answer if it records no
     owner."""
     recorded = owner_in(str(file))

@@ -64,14 +64,15 @@ def newest(
         if payload.get("id") in open_epoch_ids:
             passed_over = passed_over or (payload, name)
             continue
+        moment = payload.get("time")
         if passed_over:
             report.tell(
                 f"{passed_over[1]} was saved in the code after the steps of an epoch, which did "
-                f"not run to its end. Going on from {name}, saved {clock(payload.get('time'))}."
+                f"not run to its end. Going on from {name}, saved {local_time_text(moment)}."
             )
         elif problems or name != path:
             why = " ".join(problems) or f"{path} is absent."
-            report.tell(f"{why} Going on from {name}, saved {clock(payload.get('time'))}.")
+            report.tell(f"{why} Going on from {name}, saved {local_time_text(moment)}.")
         return payload, name
     if passed_over and keep and not problems:
         report.tell(
@@ -165,7 +166,7 @@ def group_store() -> Any:
     return get() if get is not None else None
 
 
-def clock(when: float | None) -> str:
+def local_time_text(when: float | None) -> str:
     """Return a time in seconds since the epoch as text, in local time."""
     return (
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else "at an unknown time"
@@ -173,18 +174,18 @@ def clock(when: float | None) -> str:
 
 
 AllRanks = Callable[[], Team]
-_numbers: dict[str, int] = {}
+_indices: dict[str, int] = {}
 _in_open_epoch: set[str] = set()
 """Paths whose newest snapshot this process took in the code after an epoch's steps, if that code
 may still be running.
 """
 
 
-def number_of(path: str) -> int:
-    """Return the number of the Snapshot object at ``path`` in this script. All ranks create them in
-    the same order, while their paths may differ.
+def snapshot_index(path: str) -> int:
+    """Return the index of the Snapshot object at ``path`` among those of this script. All ranks
+    create them in the same order, while their paths may differ.
     """
-    return _numbers.setdefault(path, len(_numbers))
+    return _indices.setdefault(path, len(_indices))
 
 
 class DiskTier:
@@ -197,19 +198,19 @@ class DiskTier:
         all_ranks: returns the team of all ranks.
     """
 
-    def __init__(self, path: str, keep: int, run: owner.Owner, all_ranks: AllRanks) -> None:
+    def __init__(self, path: str, keep: int, run: owner.RunIdentity, all_ranks: AllRanks) -> None:
         self.path = path
         self.keep = keep
-        self._owner = run
+        self._run = run
         self._all_ranks = all_ranks
         self._signature: tuple[int, int, int] | None = None
-        self._newest_is_bad = False
+        self._replace_newest = False
         """True if the next snapshot replaces the newest one, which is then not kept as an earlier
         one.
         """
         self._bad: dict[str, str] = {}
         """Message by file name, for files that this restore found damaged."""
-        self._number = number_of(path)
+        self._index = snapshot_index(path)
         self._restores = (0, 0)
         """Generation of a round, and number of restores in it before the current one."""
         self._first_save = True
@@ -243,10 +244,10 @@ class DiskTier:
             payload, name = self._choose(self.path, requested)
             if payload is None and requested:
                 payload, name = self._choose(
-                    owner.path_of(requested, daemon=self._owner.daemon), requested
+                    owner.path_of(requested, daemon=self._run.daemon), requested
                 )
             if payload is None:
-                self._newest_is_bad = os.path.exists(self.path)
+                self._replace_newest = os.path.exists(self.path)
                 return None
             self._note_restored(name)
             try:
@@ -258,22 +259,22 @@ class DiskTier:
 
     def _note_restored(self, name: str) -> None:
         is_own = name == self.path
-        self._newest_is_bad = not is_own and os.path.exists(self.path)
+        self._replace_newest = not is_own and os.path.exists(self.path)
         self._signature = snapshot_file.signature(self.path) if is_own else None
 
-    def is_behind(self, requested: str) -> None:
-        """Note that the objects were restored from memory. If the snapshot on disk is the one from
-        which the run may have started (``requested``), it may be overwritten, as if this process
-        had restored it.
+    def allow_overwriting_resume_source(self, requested: str) -> None:
+        """Allow the next save to overwrite the snapshot on disk if it is the one from which the run
+        may have started (``requested``), as if this process had restored it. Called when the
+        objects were restored from memory.
         """
         on_disk = snapshot_file.peek(self.path)
         recorded = owner.owner_of(on_disk) if on_disk is not None else None
-        if recorded and owner.is_resume_source(recorded, self.path, requested, self._owner):
+        if recorded and owner.is_resume_source(recorded, self.path, requested, self._run):
             self._signature = snapshot_file.signature(self.path)
 
     def _choose(self, path: str, requested: str) -> tuple[dict[str, Any] | None, str]:
         def check(payload: dict[str, Any], name: str) -> None:
-            owner.check(payload, name, self._owner, requested)
+            owner.check(payload, name, self._run, requested)
 
         while True:
             payload, name = self._newest(path, check)
@@ -299,7 +300,7 @@ class DiskTier:
         if self._restores[0] == generation:
             count = self._restores[1] + 1
         self._restores = (generation, count)
-        return f"{generation}/{self._number}{source}/{count}"
+        return f"{generation}/{self._index}{source}/{count}"
 
     def from_rank_0(self, text: str) -> str:
         """Return on all ranks the ``text`` of rank 0. Called on every rank."""
@@ -380,7 +381,7 @@ class DiskTier:
             header,
             self.keep,
             # Do not keep a damaged newest file: it would displace the last good one.
-            not self._newest_is_bad,
+            not self._replace_newest,
             self._all_ranks(),
             overtaken=self._overtaken_check(),
         )
@@ -390,7 +391,7 @@ class DiskTier:
     def _mark_open_epoch(self, payload: Mapping[str, Any]) -> None:
         snapshot_file.mark_open_epoch(self.path, payload["id"])
         if self.in_open_epoch:  # a second snapshot in this code replaces the first
-            self._newest_is_bad = True
+            self._replace_newest = True
         self.in_open_epoch = True
         _in_open_epoch.add(self.path)
 
@@ -405,7 +406,7 @@ class DiskTier:
         if complete:
             snapshot_file.close_epoch(self.path)
         else:
-            self._newest_is_bad = True
+            self._replace_newest = True
         self._leave_open_epoch()
 
     def _leave_open_epoch(self) -> None:
@@ -421,7 +422,7 @@ class DiskTier:
         self.refuse_if_overtaken()
         if in_open_epoch is not None:
             self._mark_open_epoch(in_open_epoch)
-        size = write(not self._newest_is_bad, self._overtaken_check())
+        size = write(not self._replace_newest, self._overtaken_check())
         if os.path.isdir(self.path + shard_files.SUFFIX):
             shard_files.sweep(self.path, self.keep)
         self._finish_save(True, in_open_epoch is not None)
@@ -437,7 +438,7 @@ class DiskTier:
             self._signature = snapshot_file.signature(self.path)
             if not open_epoch:
                 snapshot_file.close_epoch(self.path)
-        self._newest_is_bad = False
+        self._replace_newest = False
         if not open_epoch:
             self._leave_open_epoch()
 
@@ -462,5 +463,5 @@ class DiskTier:
             on_disk = snapshot_file.read(self.path, check=False)
         except (SnapshotError, OSError):
             return
-        owner.refuse_to_overwrite(on_disk, self.path, self._owner, report.generation())
+        owner.refuse_to_overwrite(on_disk, self.path, self._run, report.generation())
         self._signature = signature

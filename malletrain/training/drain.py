@@ -1,5 +1,5 @@
-"""The drain wait: after a snapshot on demand, a worker reports it and waits to be stopped, because
-further steps would be lost. Standard library only.
+"""The stop wait: after the snapshot that a drain requests, a worker reports it and waits to be
+stopped, because further steps would be lost. Standard library only.
 
 :func:`wait_to_be_stopped` decides how long to wait and how often to report. Open files and
 experiment trackers are flushed before the process is stopped.
@@ -119,7 +119,7 @@ def _is_writable(number: int) -> bool:
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
-DRAIN_WAIT_S = 60.0
+STOP_WAIT_S = 60.0
 """Maximum time for which a worker waits to be stopped, seconds."""
 RESEND_S = 0.5
 """Time between two reports of the same snapshot, seconds."""
@@ -137,14 +137,14 @@ def wait_to_be_stopped(
     Args:
         flags: the agent's flags.
         number: number of the request.
-        limit_s: maximum time to wait, seconds. Default: DRAIN_WAIT_S.
-        again: called with the number of a later request; return whether the current state is on
-            the nodes, or on the disk, that this request needs.
+        limit_s: maximum time to wait, seconds. Default: STOP_WAIT_S.
+        again: called with the number of a later request; returns whether the saved state is
+            where that request needs it (on other nodes, or on the disk).
 
     Returns:
         The number of the newest request that was answered.
     """
-    limit_s = DRAIN_WAIT_S if limit_s is None else limit_s
+    limit_s = STOP_WAIT_S if limit_s is None else limit_s
     flush()
     tracking.flush_rows()
     with tracking.finish_wandb_on_sigterm():

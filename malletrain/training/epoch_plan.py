@@ -123,19 +123,19 @@ def piece(total: int, parts: int, index: int) -> tuple[int, int]:
     return index * base + min(index, extra), base + (index < extra)
 
 
-def whole_number(name: str, value: object, owner: str = "ElasticSampler") -> None:
+def whole_number(name: str, value: object, caller: str = "ElasticSampler") -> None:
     """Check that a value is a whole number of at least 1.
 
     Args:
         name: name of the value, for the message.
         value: the value.
-        owner: name of the class or function to which it was passed, for the message.
+        caller: name of the class or function to which it was passed, for the message.
 
     Raises:
         ValueError: it is not.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{owner}: {name} must be a whole number from 1, not {value!r}.")
+        raise ValueError(f"{caller}: {name} must be a whole number from 1, not {value!r}.")
 
 
 def order(num_samples: int, seed: int, epoch: int) -> Any:

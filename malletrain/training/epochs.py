@@ -1,11 +1,12 @@
-"""Base class of ElasticSampler and ElasticStream: counts epochs from a restored position, and keeps
-the order of the snapshot.
+"""Decides when an epoch of the training loop ends: the base class of ElasticSampler and
+ElasticStream. Counts epochs from a restored position, keeps the order of the snapshot, and notifies
+listeners.
 
-Decides when an epoch ends for the training loop. An epoch has two parts: its steps, and the code
-that a script runs after them (scheduler, evaluation). Between the last step and the end of that
-code the position is already the start of the next epoch, and :attr:`CountedEpochs.between_epochs`
-is true. A run must not resume from a state of that time, because it would skip the code. The
-subclass defines what a position is, and how far a step moves it.
+An epoch has two parts: its steps, and the code that a script runs after them (scheduler,
+evaluation). Between the last step and the end of that code the position is already the start of the
+next epoch, and :attr:`CountedEpochs.between_epochs` is true. A run must not resume from a state of
+that time, because it would skip the code. The subclass defines what a position is, and how far a
+step moves it.
 
 A loop may also leave the batches of an epoch early, by ``break``. Whether it does is known when it
 requests the next batch, or when the iterator of the batches is freed. From then on the position
@@ -27,8 +28,8 @@ from malletrain.training.report import notice, send, tell, training_over
 from malletrain.training.resumed_epoch import Iteration, ResumedEpoch
 
 
-class LoopWatcher(Protocol):
-    """An object that learns how the training loop gets its batches. Each call names the epochs."""
+class LoopListener(Protocol):
+    """Is notified of how the training loop gets its batches. Each call names the epochs."""
 
     def batch_requested(self, epochs: CountedEpochs) -> None:
         """The loop requests a batch, or begins the next epoch."""
@@ -40,8 +41,8 @@ class LoopWatcher(Protocol):
         """The loop iterates the batches of that epoch again."""
 
 
-class BeginWatcher(Protocol):
-    """An object that learns when the code at the beginning of an epoch runs."""
+class BeginListener(Protocol):
+    """Is notified of when the code at the beginning of an epoch runs."""
 
     def epoch_begins(self, epochs: CountedEpochs, begun: bool) -> None:
         """The script is about to run that code. ``begun``: whether a step of the epoch is done."""
@@ -72,8 +73,8 @@ class CountedEpochs:
         """True if all epochs that were requested from :meth:`epochs` are done."""
         self._listeners: list[Callable[[], None]] = []
         self._meet_before_close: Callable[[], None] | None = None
-        self._watchers: list[LoopWatcher] = []
-        self._begin_watchers: list[BeginWatcher] = []
+        self._watchers: list[LoopListener] = []
+        self._begin_watchers: list[BeginListener] = []
         self._iteration = Iteration()
         self._resumed_epoch = ResumedEpoch(self._name, self._element_noun)
         self._stale = ""
@@ -93,7 +94,7 @@ class CountedEpochs:
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        # listeners belong to this process
+        # Listeners belong to this process. Renaming an attribute breaks samplers that are pickled.
         own: dict[str, Any] = {"_listeners": [], "_watchers": [], "_begin_watchers": []}
         return {**self.__dict__, **own, "_meet_before_close": None}
 
@@ -110,15 +111,15 @@ class CountedEpochs:
         """
         self._meet_before_close = meet
 
-    def watch(self, watcher: LoopWatcher) -> None:
-        """Inform ``watcher`` how the training loop gets its batches."""
-        self._watchers.append(watcher)
+    def watch(self, listener: LoopListener) -> None:
+        """Inform ``listener`` how the training loop gets its batches."""
+        self._watchers.append(listener)
 
-    def watch_begin(self, watcher: BeginWatcher) -> None:
-        """Inform ``watcher`` when :meth:`epochs` yields an epoch, and when its batches are
+    def watch_begin(self, listener: BeginListener) -> None:
+        """Inform ``listener`` when :meth:`epochs` yields an epoch, and when its batches are
         iterated.
         """
-        self._begin_watchers.append(watcher)
+        self._begin_watchers.append(listener)
 
     @property
     def expects_request(self) -> bool:
@@ -145,13 +146,16 @@ class CountedEpochs:
             raise RuntimeError(self._stale)
         self._iteration.requested(self._advances)
         self._requesting_thread = threading.get_ident()
-        for watcher in self._watchers:
-            watcher.batch_requested(self)
+        for listener in self._watchers:
+            listener.batch_requested(self)
 
     def _refuse_prefetched(self, begun: tuple[int, int], restored: tuple[int, int]) -> None:
-        """Refuse the next request in this iteration, whose workers have read batches ahead, if they
-        read from elsewhere; no longer, if they read from there. ``begun``, ``restored``: epoch and
-        sample of the iteration's begin, and of the state that was restored since.
+        """Make the next request of this iteration fail if its workers began to read at another
+        position than the restored one, and let it pass again if both are equal.
+
+        Args:
+            begun: epoch and sample at which the iteration began.
+            restored: epoch and sample of the state that was restored since.
         """
         self._stale = ""
         if begun != restored:
@@ -178,8 +182,9 @@ class CountedEpochs:
             notice(sentence)
 
     def _resume(self, state: Mapping[str, Any]) -> None:
-        """Note that the run has resumed from ``state`` of the subclass. In live mode only some
-        processes do so, and the state must be the same on all; there a skipped batch is an error.
+        """Note that the run has resumed from ``state`` of the subclass. Does nothing in live mode:
+        there only joiners resume, the state must be equal on all ranks, and a skipped batch is an
+        error anyway.
         """
         if env.LIVE in os.environ:
             return
@@ -197,8 +202,8 @@ class CountedEpochs:
         if not expected or not requested or self.between_epochs or not self._watchers:
             return
         self.leave_early()
-        for watcher in self._watchers:
-            watcher.batches_left(self)
+        for listener in self._watchers:
+            listener.batches_left(self)
 
     def _count_batch(self) -> None:
         """Note that ``advance()`` counts a batch."""
@@ -216,8 +221,8 @@ class CountedEpochs:
         """Note that an epoch that was left early goes on."""
         if self.left_early:
             self.left_early = self.between_epochs = False
-            for watcher in self._watchers:
-                watcher.batches_resumed(self)
+            for listener in self._watchers:
+                listener.batches_resumed(self)
 
     def close_epoch(self) -> None:
         """Call the listeners: the code after the steps of the epoch has run."""
@@ -235,7 +240,7 @@ class CountedEpochs:
         return max(0, in_progress - 1 - self._prefetched)
 
     def _on_iteration(self) -> None:
-        """Close the epoch before, because the batches of an epoch are requested. While
+        """Close the previous epoch, because the batches of its successor are requested. While
         :meth:`epochs` is in use this closes no epoch: a script may also iterate its training data
         after the steps, to evaluate.
         """
@@ -246,8 +251,8 @@ class CountedEpochs:
 
     def begin_batches(self) -> None:
         """Note that the code at the beginning of the epoch is over."""
-        for begin_watcher in self._begin_watchers:
-            begin_watcher.batches_begin(self)
+        for begin_listener in self._begin_watchers:
+            begin_listener.batches_begin(self)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the unfinished epochs, starting with the epoch of the restored
@@ -276,8 +281,8 @@ class CountedEpochs:
     def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:
             epoch, advances, resumed = self.epoch, self._advances, self._is_begun()
-            for begin_watcher in self._begin_watchers:
-                begin_watcher.epoch_begins(self, resumed)
+            for begin_listener in self._begin_watchers:
+                begin_listener.epoch_begins(self, resumed)
             yield epoch
             if self._ended:
                 return
@@ -290,13 +295,13 @@ class CountedEpochs:
                     continue
             if self.between_epochs:
                 if not is_left:
-                    self._compare(epoch, self._complete_length())
+                    self._report_length_change(epoch, self._complete_length())
                 self.finished = self.epoch >= count
                 self.close_epoch()
                 continue
             if self.epoch != epoch:
                 continue
-            # an epoch that is resumed at the script's own limit has no step left
+            # A script may stop each epoch after N batches. If it resumes there, no step is left.
             if self._advances == advances and not resumed:
                 raise RuntimeError(
                     f"Epoch {epoch} ended without a single call of {self._name}.advance(), so that "
@@ -304,8 +309,8 @@ class CountedEpochs:
                     f"Call {self._name}.advance() at the end of each training step, on every rank."
                 )
             self._abandon_epoch()
-            for watcher in self._watchers:
-                watcher.batch_requested(self)
+            for listener in self._watchers:
+                listener.batch_requested(self)
 
     def end(self) -> None:
         """End :meth:`epochs` when the loop requests the next epoch. The position does not
@@ -327,11 +332,13 @@ class CountedEpochs:
         """Tell the user that the loop has left the epoch early, and move to the next epoch."""
         if not self._tell_skipped():
             tell(self._left_sentence(), once="epoch left")
-        self._compare(self.epoch, self._samples_done())
+        self._report_length_change(self.epoch, self._samples_done())
         self._begin_next_epoch()
 
-    def _compare(self, epoch: int, length: int) -> None:
-        """Compare the length of an ended epoch, samples, with that in which the run resumed."""
+    def _report_length_change(self, epoch: int, length: int) -> None:
+        """Tell the user if the length of an ended epoch, samples, differs from that of the epoch in
+        which the run resumed.
+        """
         size = self._constant_batch()
         if size is not None and env.LIVE not in os.environ:
             self._notice(self._resumed_epoch.after_epoch(epoch, length, size))

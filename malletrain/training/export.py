@@ -61,7 +61,7 @@ def read_weights(path: str, name: str = "") -> Weights:
     tensors = {key: value for key, value in payload["objects"][chosen].items() if _is_tensor(value)}
     if payload.get(shard_files.KEY):
         tensors = _gather(shard_files.reader(payload, file), tensors)
-    return Weights(chosen, tensors, disk_tier.clock(payload.get("time")))
+    return Weights(chosen, tensors, disk_tier.local_time_text(payload.get("time")))
 
 
 def _is_tensor(value: Any) -> bool:

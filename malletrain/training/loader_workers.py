@@ -1,4 +1,5 @@
-"""The number of loader workers that a job has, for DataLoaders of the script that name none.
+"""Makes DataLoaders that name no ``num_workers`` use the number that MalleTrain or the option
+``--loader-workers`` has set in the environment.
 
 Decides which DataLoaders use it: those over a map-style dataset that are created without
 ``num_workers``. An iterable dataset would repeat its data in each worker, unless it shares them out
@@ -40,8 +41,8 @@ def _number() -> int:
 
 
 def _forks_only_on_request() -> bool:
-    """Return whether new processes are not forked, as from Python 3.14 on, because of the default
-    and not because the script says so.
+    """Return whether this Python does not fork new processes by default (3.14 and later), and the
+    script has not chosen a method.
     """
     is_default = multiprocessing.get_start_method(allow_none=True) is None
     return is_default and multiprocessing.get_all_start_methods()[0] != "fork"
@@ -59,7 +60,7 @@ def install() -> None:
         return
     loader_class = getattr(module, "DataLoader", None)
     iterable_class = getattr(module, "IterableDataset", None)
-    if loader_class is None or iterable_class is None:  # torch imports malletrain just now
+    if loader_class is None or iterable_class is None:  # torch is only partly imported
         return
     original = loader_class.__init__
     if hasattr(original, _MARK):

@@ -73,10 +73,10 @@ def save(
             tier.write(moment, payload)
 
     try:
-        team.everywhere(begin)
-        states = team.everywhere(rng.state)
+        team.run_on_all(begin)
+        states = team.run_on_all(rng.state)
         shard_files.write(str(folder), extracted[0][1], team)
-        checksums_by_rank = team.everywhere(lambda: shard_files.seal(str(folder), team.rank))
+        checksums_by_rank = team.run_on_all(lambda: shard_files.seal(str(folder), team.rank))
         metadata = team.from_rank_0((folder / METADATA).read_bytes)
 
         def build_payload() -> dict[str, Any]:
@@ -96,7 +96,7 @@ def save(
 
         payload = team.from_rank_0(build_payload)
         reached(FaultPoint.MEMORY_WRITTEN)
-        team.everywhere(commit)
+        team.run_on_all(commit)
         reached(FaultPoint.MEMORY_KEPT)
     except BaseException:
         if leads_its_node():
@@ -202,7 +202,7 @@ def _view(
                     remote = f"{label}/{snapshot.moment}/{METADATA}"
                     other.fetch(remote, [(0, size)], lambda at, data: file.write(data))
 
-        team.everywhere(link_local_shards)
+        team.run_on_all(link_local_shards)
         yield str(view)
     finally:
         for disk_file in Path(tempfile.gettempdir()).glob(_disk_file_prefix(str(view)) + "*"):

@@ -30,7 +30,7 @@ from malletrain.training.memory_tier import (
     tensor_bytes,
 )
 from malletrain.training.outcomes import Attempt, Outcomes
-from malletrain.training.owner import Owner
+from malletrain.training.owner import RunIdentity
 from malletrain.training.ranks import leads_its_node, rank_and_world
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team
@@ -105,14 +105,14 @@ class MemorySnapshots:
     def __init__(
         self,
         path: str,
-        run: Owner,
+        run: RunIdentity,
         objects: Mapping[str, Any],
         facts: Callable[[], dict[str, Any]],
         payload: Callable[[], dict[str, Any]],
         all_ranks: Callable[[], Team],
     ) -> None:
         self._path = path
-        self._owner = run
+        self._run = run
         self._objects = objects
         self._facts = facts
         self._payload = payload
@@ -144,7 +144,7 @@ class MemorySnapshots:
             SnapshotError: the snapshots cannot be used.
         """
         team = self._all_ranks()
-        restore_ = MemoryRestore(self.tier, self._label, self._path, self._owner, team)
+        restore_ = MemoryRestore(self.tier, self._label, self._path, self._run, team)
         survey = restore_.survey()
         if survey.disk_at and _is_newer(survey.disk, survey.newest):
             restore_.copy_from_disk(survey.disk_at)
@@ -156,7 +156,7 @@ class MemorySnapshots:
         if _is_newer(survey.disk, snapshot):
             read: list[dict[str, Any] | None] = []
             try:  # all ranks must be able to read it
-                team.everywhere(lambda: read.append(from_disk()))
+                team.run_on_all(lambda: read.append(from_disk()))
                 if read[0] is not None and _is_newer(age_of(read[0]), snapshot):
                     return read[0]
             except SnapshotError as error:
@@ -168,7 +168,7 @@ class MemorySnapshots:
     ) -> dict[str, Any]:
         restore_.distribute(snapshot, survey.addresses)
         payload, name = restore_.payload(snapshot)
-        owner.check(payload, name, self._owner, "")
+        owner.check(payload, name, self._run, "")
         self.newest = snapshot.moment
         if payload.get(shard_files.KEY):
             memory_shards.restore(
@@ -242,7 +242,7 @@ class MemorySnapshots:
         if not self.is_sharded:
             return tensor_bytes(self._payload())
         team, sizes = self._all_ranks(), list[int]()
-        sizes += team.everywhere(lambda: memory_shards.bytes_of_node(self._objects))
+        sizes += team.run_on_all(lambda: memory_shards.bytes_of_node(self._objects))
         return team.from_rank_0(lambda: max(sizes))
 
     def all_agree(self, answer: Callable[[], bool | None]) -> bool | None:
@@ -250,7 +250,7 @@ class MemorySnapshots:
         None, else False. Collective.
         """
         team, answers = self._all_ranks(), list[bool | None]()
-        answers += team.everywhere(answer)
+        answers += team.run_on_all(answer)
         return team.from_rank_0(lambda: None if None in answers else all(answers))
 
     @counted_as("snapshot")
@@ -323,7 +323,7 @@ class MemorySnapshots:
                     memory_shards.hand_over(self.tier, moment, to, HEIR_SILENCE_S)
 
         try:
-            self._all_ranks().everywhere(give)
+            self._all_ranks().run_on_all(give)
         except Exception as error:
             self._tell_once(error)
             return False

@@ -27,8 +27,8 @@ from malletrain.memory.peers import SILENCE_S, RemoteKeeper
 from malletrain.protocol import env
 from malletrain.protocol.job_keys import job_secret
 from malletrain.training import owner, report, shard_files, snapshot_file
-from malletrain.training.disk_tier import number_of
-from malletrain.training.owner import Owner
+from malletrain.training.disk_tier import snapshot_index
+from malletrain.training.owner import RunIdentity
 from malletrain.training.ranks import leads_its_node
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import SnapshotError
@@ -299,12 +299,12 @@ class MemoryTier:
         return good
 
 
-def label_of(run: Owner, path: str) -> str:
+def label_of(run: RunIdentity, path: str) -> str:
     """Return the keepers' name for the snapshots of a run: a hash of its script, its arguments, and
     the number of the Snapshot object. It is the same on all nodes, even if their folders on disk
     differ.
     """
-    text = f"{run.script} {run.arguments} {number_of(path)}"
+    text = f"{run.script} {run.arguments} {snapshot_index(path)}"
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
@@ -373,12 +373,12 @@ class MemoryRestore:
     """
 
     def __init__(
-        self, tier: MemoryTier | None, label: str, path: str, run: Owner, team: Team
+        self, tier: MemoryTier | None, label: str, path: str, run: RunIdentity, team: Team
     ) -> None:
         self._tier = tier
         self._label = label
         self._path = path
-        self._owner = run
+        self._run = run
         self._team = team
         self._read: dict[str, dict[str, Any]] = {}
 
@@ -388,7 +388,7 @@ class MemoryRestore:
         Raises:
             Exception: the error of a rank, on all ranks.
         """
-        offers = self._team.everywhere(self._offer)
+        offers = self._team.run_on_all(self._offer)
         return self._team.from_rank_0(lambda: _survey_of(offers))
 
     def _offer(self) -> NodeOffer | None:
@@ -397,7 +397,7 @@ class MemoryRestore:
         on_disk_payload = snapshot_file.peek(snapshot_file.resumable(self._path))
         run_on_disk = owner.owner_of(on_disk_payload) if on_disk_payload else None
         own = on_disk_payload is not None and (
-            run_on_disk is None or run_on_disk.is_same(self._owner)
+            run_on_disk is None or run_on_disk.is_same(self._run)
         )
         on_disk = (
             (age_of(on_disk_payload), str(on_disk_payload.get("id")))
@@ -415,7 +415,7 @@ class MemoryRestore:
         """Copy the snapshot file to every node that has memory for it."""
         wanting = [a for a in addresses if a]
         for turn in relays(snapshot.holders, wanting):
-            self._team.everywhere(partial(self._fetch_in_turn, snapshot, turn))
+            self._team.run_on_all(partial(self._fetch_in_turn, snapshot, turn))
 
     def _fetch_in_turn(self, snapshot: CompleteSnapshot, turn: Mapping[str, str]) -> None:
         tier = self._tier
@@ -476,7 +476,7 @@ class MemoryRestore:
             except (SnapshotError, OSError) as error:
                 report.tell(f"{self._path} does not go to other nodes by memory: {error}")
 
-        self._team.everywhere(copy)
+        self._team.run_on_all(copy)
 
 
 def _survey_of(offers: list[NodeOffer | None]) -> Survey:

@@ -116,15 +116,15 @@ class ModuleAttributes:
     """The attributes of the modules among a script's objects that no state includes.
 
     Args:
-        owner: name of the class that was given the objects, for the message.
+        caller: name of the class that was given the objects, for the message.
         objects: the script's objects, by name; others than modules are ignored.
         without: names of attributes that belong to a library.
     """
 
     def __init__(
-        self, owner: str, objects: Mapping[str, Any], without: Collection[str] = ()
+        self, caller: str, objects: Mapping[str, Any], without: Collection[str] = ()
     ) -> None:
-        self._owner = owner
+        self._caller = caller
         self._objects = objects
         self._without = set(without)
         self._reported = False
@@ -147,10 +147,10 @@ class ModuleAttributes:
         self._reported = True
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         report.tell(
-            f"{self._owner} does not save {', '.join(names[:_MAX_NAMES])}{more}: after a change of "
-            "nodes it is as the script makes it. Register a tensor that belongs to the model as a "
-            "buffer. Do not collect the outputs of an epoch in a list: add them up over all ranks "
-            "at each step, in a buffer or a number. A cache needs nothing.",
+            f"{self._caller} does not save {', '.join(names[:_MAX_NAMES])}{more}: after a change "
+            "of nodes it is as the script makes it. Register a tensor that belongs to the model as "
+            "a buffer. Do not collect the outputs of an epoch in a list: add them up over all "
+            "ranks at each step, in a buffer or a number. A cache needs nothing.",
             once="attributes",
         )
 

@@ -3,11 +3,11 @@
 Decides which objects can be saved and what their state is without wrappers, and writes the messages
 for states that do not fit. Accesses no disk (:mod:`malletrain.training.snapshot_file` does).
 
-:func:`load` loads the state of an optimizer that gets further parameter groups during training, as
-in fine-tuning that unfreezes layers step by step. If the optimizer has all saved groups, the state
-is loaded at once. Otherwise the state of its present groups is loaded at once, and the full state
-right before its next update. Until then the script must add the other groups with
-``add_param_group()``.
+:func:`load_optimizer` loads the state of an optimizer that gets further parameter groups during
+training, as in fine-tuning that unfreezes layers step by step. If the optimizer has all saved
+groups, the state is loaded at once. Otherwise the state of its present groups is loaded at once,
+and the full state right before its next update. Until then the script must add the other groups
+with ``add_param_group()``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ that the script has set.
 """
 
 
-def load(
+def load_optimizer(
     optimizer: Any,
     state: Mapping[str, Any],
     source: str,
@@ -93,8 +93,8 @@ def load(
 
 def _load_in_place(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load ``state`` into ``optimizer``, whose list of groups and whose groups stay the same
-    objects. torch puts others in their place, and a script's own schedule, a wrapper such as LARC
-    or a variable for a group would set the rates of groups that nobody uses.
+    objects. torch replaces both by new ones. A script, or a wrapper such as LARC, that refers to a
+    group would then set the rate of one that the optimizer no longer uses.
     """
     own = optimizer.param_groups
     groups = list(own)
@@ -143,8 +143,8 @@ def is_numpy_number(value: Any) -> bool:
 
 _FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
 _NOT_SAVABLE = {
-    "FullyShardedDataParallel": f"FSDP1 keeps flattened shards; {_FSDP2_ADVICE}, which Snapshot "
-    "takes as it is",
+    "FullyShardedDataParallel": f"FSDP1 keeps flattened shards; {_FSDP2_ADVICE}, "
+    "and Snapshot saves it without another change",
     "ZeroRedundancyOptimizer": "its state is spread over the ranks; use an ordinary optimizer and "
     f"{_FSDP2_ADVICE} with the model",
     "DeepSpeedEngine": "DeepSpeed saves by itself and for one number of ranks; instead of ZeRO-3 "
@@ -169,11 +169,11 @@ _WRAPPER_NAMES = {_INSIDE_COMPILED, "_checkpoint_wrapped_module"}
 """Name components that torch.compile and activation checkpointing add."""
 
 
-def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> None:
+def check_object(caller: str, name: str, value: Any, sharded: bool = False) -> None:
     """Check that the state of ``value`` can be saved.
 
     Args:
-        owner: name of the caller, for the message.
+        caller: name of the caller, for the message.
         name: name of the object in the script.
         value: the object.
         sharded: whether the caller can save sharded models.
@@ -185,28 +185,28 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
     for cls in type(value).__mro__:
         if cls.__name__ in refused:
             raise TypeError(
-                f"{owner}: {name} is a {cls.__name__}, which rank 0 cannot save alone: "
+                f"{caller}: {name} is a {cls.__name__}, which rank 0 cannot save alone: "
                 f"{refused[cls.__name__]}."
             )
     if isinstance(value, dict):
         return
     if _is_metric(value):
         raise TypeError(
-            f"{owner}: {name} is a {type(value).__name__}, a metric that holds what one rank has "
+            f"{caller}: {name} is a {type(value).__name__}, a metric that holds what one rank has "
             "seen: the parts of the other ranks would be lost in a change of nodes, and that of "
             "rank 0 would count for each. Add up over all ranks at each step, and pass the sums in "
             "a dict."
         )
-    _tell_inner_metrics(owner, name, value)
+    _tell_inner_metrics(caller, name, value)
     if isinstance(getattr(value, "batch_sampler", None), CountedEpochs):
         raise TypeError(
-            f"{owner}: {name} is a {type(value).__name__} over an ElasticSampler, which knows the "
+            f"{caller}: {name} is a {type(value).__name__} over an ElasticSampler, which knows the "
             "position in the data itself: the loader would leave out the same batches again. Pass "
             "the sampler, and not the loader."
         )
     if isinstance(value, list | tuple):
         raise TypeError(
-            f"{owner}: {name} is a {type(value).__name__}. Pass each of its items under a name of "
+            f"{caller}: {name} is a {type(value).__name__}. Pass each of its items under a name of "
             "its own, and a list of numbers in a dict."
         )
     if not (
@@ -214,7 +214,7 @@ def check_object(owner: str, name: str, value: Any, sharded: bool = False) -> No
         and callable(getattr(value, "load_state_dict", None))
     ):
         raise TypeError(
-            f"{owner}: {name} is a {type(value).__name__} without state_dict() and "
+            f"{caller}: {name} is a {type(value).__name__} without state_dict() and "
             "load_state_dict(). Pass objects that have them, "
             "or a dict of plain values."
         )
@@ -225,16 +225,16 @@ def _is_metric(value: Any) -> bool:
     return not names.isdisjoint(_METRICS)
 
 
-def _tell_inner_metrics(owner: str, name: str, value: Any) -> None:
+def _tell_inner_metrics(caller: str, name: str, value: Any) -> None:
     if rank_and_world()[0] != 0 or not hasattr(value, "named_modules"):
         return
     paths = [path for path, part in unwrapped(value).named_modules() if _is_metric(part)]
     if paths:
         report.tell(
-            f"{owner}: {name} has metrics in it ({', '.join(paths[:3])}), which add up what one "
+            f"{caller}: {name} has metrics in it ({', '.join(paths[:3])}), which add up what one "
             "rank has seen: after a change of nodes they begin anew, or count a part several "
             "times. Add up over all ranks at each step, and keep the sums in a dict that "
-            f"{owner} is given.",
+            f"{caller} is given.",
             once=f"metrics in {name}",
         )
 
@@ -244,14 +244,12 @@ def all_epochs_of(objects: Mapping[str, Any]) -> list[CountedEpochs]:
     return [value for value in objects.values() if isinstance(value, CountedEpochs)]
 
 
-def schedule(objects: Mapping[str, Any]) -> str:
+def after_epoch_fingerprint(objects: Mapping[str, Any]) -> str:
     """Return a text of the state that the code after an epoch usually changes, for a comparison
     later in the same process: the states of all objects other than modules, optimizers and
     samplers, the optimizers' group options, plain numbers of the modules, and the version counter
     of each of their tensors.
     """
-    # it imports this module
-
     states: dict[str, Any] = {}
     for name, value in objects.items():
         target = unwrapped(value)
@@ -313,8 +311,8 @@ def plain_name(path: str) -> str:
 
 def names_by_id(objects: Mapping[str, Any]) -> dict[int, str]:
     """Return the name of each parameter of the modules among ``objects``, by the parameter's id:
-    all names that it has, sorted, joined by ``=``. Parameters that their module may load by
-    something else than a name have none.
+    all names that it has, sorted, joined by ``=``. Parameters of modules with load methods of their
+    own are left out.
     """
     names: dict[int, set[str]] = {}
     unnamed: set[int] = set()
@@ -435,7 +433,7 @@ def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -
             AttributeError,
             IndexError,
         ) as error:
-            raise does_not_fit(key, target, name, error) from error
+            raise misfit_error(key, target, name, error) from error
     rng.load(payload.get("rng", {}))
 
 
@@ -453,7 +451,7 @@ def load_state(
         target: the object.
         state: its state.
         source: description of the state, for messages.
-        objects: the script's objects, by name: their parameters' names are an optimizer's.
+        objects: the script's objects, by name; they name the parameters of an optimizer.
         saved_names: an entry of :func:`names_by_optimizer` when the state was taken, or None.
         compared: see :func:`malletrain.training.parameter_order.in_saved_order`.
 
@@ -464,7 +462,9 @@ def load_state(
         tell_copies(target, state, source)
         target.update(state)
     elif hasattr(target, "add_param_group"):
-        load(target, state, source, saved_names, lambda: names_by_id(objects or {}), compared)
+        load_optimizer(
+            target, state, source, saved_names, lambda: names_by_id(objects or {}), compared
+        )
     elif _has_marks(state):
         target.load_state_dict(_load_parts(vars(target), state, source))
     else:
@@ -476,7 +476,7 @@ def _has_marks(state: Any) -> bool:
     return (type(state) is dict and _INNER_STATE in state) or any(map(_has_marks, items))
 
 
-def does_not_fit(key: str, target: Any, name: str, error: Exception) -> SnapshotError:
+def misfit_error(key: str, target: Any, name: str, error: Exception) -> SnapshotError:
     """Return the error for a state that cannot be loaded.
 
     Args:
@@ -544,7 +544,7 @@ def _is_position_of_rank(value: Any) -> bool:
 
 def warn_about_unsaved_parameters(
     objects: Mapping[str, Any],
-    owner: str = "Snapshot",
+    caller: str = "Snapshot",
     advice: str = "Pass the module that has them, too, as in Snapshot(model=model, loss=loss, …).",
 ) -> None:
     """Tell the user about parameters that an optimizer among ``objects`` trains and no module among
@@ -554,7 +554,7 @@ def warn_about_unsaved_parameters(
 
     Args:
         objects: the script's objects, by name.
-        owner: name of the class that was given the objects, for the message.
+        caller: name of the class that was given the objects, for the message.
         advice: sentence of the message that says what to do.
     """
     targets = {name: unwrapped(value) for name, value in objects.items()}
@@ -566,7 +566,7 @@ def warn_about_unsaved_parameters(
         if count:
             report.tell(
                 f"The optimizer {name!r} trains {count} parameters that are of no module that "
-                f"{owner} saves: after a rescale they begin anew. {advice}",
+                f"{caller} saves: after a rescale they begin anew. {advice}",
                 once=f"left out {name}",
             )
 

@@ -88,7 +88,7 @@ class Outcomes:
         """
         cause, problem = _explained(error)
         last = (
-            f"The last good one, saved {disk_tier.clock(self.saved_at)}, stays"
+            f"The last good one, saved {disk_tier.local_time_text(self.saved_at)}, stays"
             if self.saved_at
             else "There is none yet"
         )

@@ -1,8 +1,8 @@
 """Identifies the run that owns a snapshot, and the default path of a run's snapshots. Standard
 library only.
 
-A run is identified by its job, its script and its arguments (:class:`Owner`). :func:`check` decides
-which snapshots belong to another run. Such a snapshot is used only on request.
+A run is identified by its job, its script and its arguments (:class:`RunIdentity`). :func:`check`
+decides which snapshots belong to another run. Such a snapshot is used only on request.
 
 :func:`owner_in` reads the owner of a snapshot without torch, without running code of the snapshot
 and without its tensors, for commands that copy, export or delete snapshots.
@@ -90,7 +90,7 @@ class _Plain(pickle.Unpickler):
         return _Inert()
 
 
-def owner_in(path: str) -> Owner | None:
+def owner_in(path: str) -> RunIdentity | None:
     """Return the owner of the snapshot in the file ``path``; None if it cannot be read or names
     none.
     """
@@ -118,7 +118,7 @@ _FOLDER_OF_DAEMON = re.compile(r"-[0-9a-f]{8}\.([^.]+)$")
 
 
 @dataclass(frozen=True)
-class Owner:
+class RunIdentity:
     """Identity of a run."""
 
     job: str
@@ -135,22 +135,22 @@ class Owner:
     def __str__(self) -> str:
         return f"job {self.job}" if self.job else f"a run of {self.script} outside MalleTrain"
 
-    def is_same(self, other: Owner) -> bool:
+    def is_same(self, other: RunIdentity) -> bool:
         """Return whether both are the same run, as far as known."""
         own_identity, theirs = (self.job, self.script, self.arguments), other
         return own_identity == (theirs.job, theirs.script, theirs.arguments) and self.may_share(
             other
         )
 
-    def may_share(self, other: Owner) -> bool:
+    def may_share(self, other: RunIdentity) -> bool:
         """Return whether both can be jobs of the same daemon."""
         return not (self.daemon and other.daemon) or self.daemon == other.daemon
 
 
-def this_run() -> Owner:
+def this_run() -> RunIdentity:
     """Return the run of this process."""
     arguments = json.dumps([os.fsencode(value).hex() for value in sys.argv[1:]])
-    return Owner(
+    return RunIdentity(
         os.environ.get(env.JOB, ""),
         os.path.basename(sys.argv[0] if sys.argv else ""),
         hashlib.sha256(arguments.encode()).hexdigest()[:16],
@@ -158,20 +158,22 @@ def this_run() -> Owner:
     )
 
 
-def owner_of(payload: Mapping[str, Any]) -> Owner | None:
+def owner_of(payload: Mapping[str, Any]) -> RunIdentity | None:
     """Return the owner of a snapshot; None if it names none."""
     record = payload.get("owner")
     if not isinstance(record, dict):
         return None
-    return Owner(*(str(record.get(key, "")) for key in ("job", "script", "arguments", "daemon")))
+    return RunIdentity(
+        *(str(record.get(key, "")) for key in ("job", "script", "arguments", "daemon"))
+    )
 
 
-def to_record(owner: Owner) -> dict[str, str]:
+def to_record(owner: RunIdentity) -> dict[str, str]:
     """Return the entry for ``owner`` in a snapshot."""
     return asdict(owner)
 
 
-def own_path(owner: Owner) -> str:
+def own_path(owner: RunIdentity) -> str:
     """Return the default path for the snapshots of ``owner``: in a folder below the working folder
     that is named by job, script, arguments and daemon.
     """
@@ -262,7 +264,7 @@ def path_of_job(job: str, workdir: str = "", daemon: str = "") -> str:
 def check(
     payload: Mapping[str, Any],
     name: str,
-    mine: Owner,
+    mine: RunIdentity,
     requested: str,
     what: str = "snapshot",
     remedy: str = SNAPSHOT_REMEDY,
@@ -307,7 +309,7 @@ def check(
     )
 
 
-def is_resume_source(theirs: Owner, name: str, requested: str, mine: Owner) -> bool:
+def is_resume_source(theirs: RunIdentity, name: str, requested: str, mine: RunIdentity) -> bool:
     """Return whether a snapshot was requested. A job id means a job of this run's daemon.
 
     Args:
@@ -324,7 +326,7 @@ def is_resume_source(theirs: Owner, name: str, requested: str, mine: Owner) -> b
 
 
 def refuse_to_overwrite(
-    payload: Mapping[str, Any], path: str, mine: Owner, generation: int
+    payload: Mapping[str, Any], path: str, mine: RunIdentity, generation: int
 ) -> None:
     """Refuse to overwrite an unexpected snapshot.
 

@@ -40,14 +40,15 @@ def max_world(world_size: int | None = None, global_batch_size: int | None = Non
 
     Args:
         world_size: current number of ranks. Default: that of :func:`rank_and_world`.
-        global_batch_size: samples per step over all ranks. If the number of processes of a node is
-            found by measuring, layouts with more ranks than these samples are left out. None if
-            each rank has a batch of its own: such layouts are all left out.
+        global_batch_size: samples per step over all ranks; None if each rank has a batch of its
+            own. MalleTrain may measure which number of processes of a node is best
+            (``--nproc-per-node auto``). It then adds ranks up to this number of samples, and none
+            if each rank has a batch of its own.
     """
     current = rank_and_world()[1] if world_size is None else world_size
     try:
         most = max(current, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
-        most_of_layouts = int(os.environ.get(env.MAX_WORLD_SIZE_OF_LAYOUTS, "0"))
+        max_world_of_measured_layouts = int(os.environ.get(env.MAX_WORLD_SIZE_OF_LAYOUTS, "0"))
     except ValueError:
         return current
-    return max(most, min(most_of_layouts, global_batch_size or 0))
+    return max(most, min(max_world_of_measured_layouts, global_batch_size or 0))

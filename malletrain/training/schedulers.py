@@ -1,11 +1,12 @@
 """Learning rates at a restart: schedulers that act on a script's optimizers without being saved,
 options of saved ones that the snapshot replaces, and rates that a script computes itself.
 
-A scheduler is not saved if the script has not passed it, or if it has replaced one that the script
-has passed. Decides which schedulers these are, and refuses an update that would use another rate
-than without the restart. Schedulers of torch's classes and their subclasses are registered when
-they are created; those that exist already are searched for once. The number of steps of each is
-saved, so that a scheduler that the script itself brings to the same step is accepted.
+A scheduler is not saved if the script has not passed it to Snapshot (or elastic.Run), or if it has
+replaced one that the script has passed. Decides which schedulers these are, and refuses an update
+that would use another rate than without the restart. Schedulers of torch's classes and their
+subclasses are registered when they are created; those that exist already are searched for once. The
+number of steps of each is saved, so that a scheduler that the script itself brings to the same step
+is accepted.
 
 A job that is requeued with other arguments continues with the old ``T_max``, which is part of the
 scheduler's state. Decides which options differ, and tells the user. It compares numbers, strings,
@@ -22,10 +23,10 @@ equal. There is no message
 epoch, that counter starts again at 0, and the rate goes back. Decides whether the first update
 after a restore uses such a rate.
 
-:class:`ScheduledRates` detects rates that a restore does not bring back: the optimizer within an
-object of the script, such as a scheduler, has a state of its own that has another rate. Decides
-which of these objects the messages name: each once in a job. Rates that are tensors are left out,
-and objects whose optimizer cannot be read.
+:class:`ScheduledRates` detects optimizers within other objects of the script, such as schedulers,
+whose rate after a restore differs from the saved one, because the optimizer's own state had another
+one. Decides which of these objects the messages name: each once in a job. Rates that are tensors
+are left out, and objects whose optimizer cannot be read.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _before_update(optimizer: Any, *_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _NotPassed:
+class _UnsavedScheduler:
     """A scheduler that the script has not passed."""
 
     kind: str
@@ -127,8 +128,8 @@ class _NotPassed:
 
     @property
     def moves(self) -> bool:
-        """Whether it sets rates of this run. For example, that of a search for the initial rate
-        does not.
+        """Whether it sets rates of this run; False for example for the scheduler of a search for
+        the initial rate, before the run.
         """
         return self.steps > self.first_steps
 
@@ -137,7 +138,7 @@ class Schedulers:
     """The schedulers of the optimizers among a script's objects.
 
     Args:
-        owner: name of the class to which they must be passed, for messages.
+        caller: name of the class to which they must be passed, for messages.
         objects: the script's objects, by name.
         refusal: type of the exception to raise.
         advice: sentence that says how to pass them.
@@ -145,13 +146,13 @@ class Schedulers:
 
     def __init__(
         self,
-        owner: str,
+        caller: str,
         objects: Mapping[str, Any],
         refusal: Callable[[str], Exception],
         advice: str = "",
     ) -> None:
-        self._owner = owner
-        self._advice = advice or f"Make it before {owner} and pass it: {owner}(scheduler=…, …)."
+        self._caller = caller
+        self._advice = advice or f"Make it before {caller} and pass it: {caller}(scheduler=…, …)."
         self._objects = objects
         self._refusal = refusal
         self._optimizers = {
@@ -163,7 +164,7 @@ class Schedulers:
         """Saved numbers of steps, until the first update of each optimizer."""
         self._newest = -1
         """Number of the newest scheduler at the last search."""
-        self._not_passed: dict[str, dict[int, _NotPassed]] = {}
+        self._unsaved: dict[str, dict[int, _UnsavedScheduler]] = {}
         """Schedulers that were not passed, by name of their optimizer and number."""
         self._with_passed: set[str] = set()
         """Names of the optimizers that have a passed scheduler."""
@@ -176,7 +177,7 @@ class Schedulers:
         self._search()
         moved = {
             name: {entry.kind: entry.steps for entry in self._newest_of_kind(name) if entry.moves}
-            for name in self._not_passed
+            for name in self._unsaved
         }
         return {**moved, **self._saved_progress}
 
@@ -197,14 +198,14 @@ class Schedulers:
         for candidate in candidates:
             if candidate.moves and name in self._with_passed:
                 raise self._refusal(
-                    f"A scheduler ({candidate.kind}) that {self._owner} was not given sets the "
-                    f"learning rate of {name!r} beside, or in place of, the one that it was given: "
-                    "after a change of nodes only the latter would go on. Pass each under a name "
-                    "of its own, or keep one and change it."
+                    f"{self._caller} was not given the scheduler {candidate.kind}, which sets the "
+                    f"learning rate of {name!r} beside the one that was passed, or in its place. "
+                    "After a change of nodes only the passed one would continue. Pass both, under "
+                    "two names, or keep one and change it."
                 )
             if rank_and_world()[0] == 0 and not has_scheduler_state(self._objects):
                 report.tell(
-                    f"{self._owner} was not given the scheduler ({candidate.kind}) of {name!r}: "
+                    f"{self._caller} was not given the scheduler ({candidate.kind}) of {name!r}: "
                     "after a change of nodes it begins anew, and the run is refused unless the "
                     f"script brings it to where it was. {self._advice}",
                     once=f"scheduler of {name}",
@@ -218,9 +219,9 @@ class Schedulers:
         for kind, steps in self._saved_progress.pop(name, {}).items():
             if now.get(kind, steps if replaced else 0) < steps:
                 raise self._refusal(
-                    f"This run goes on after step {steps} of the scheduler ({kind}) of {name!r}, "
-                    f"which was not saved and is not where it was: {self._owner} was not given it. "
-                    f"{self._advice}"
+                    f"This run resumes after step {steps} of the scheduler {kind} of {name!r}, but "
+                    "the script has it at an earlier step, or not at all, because "
+                    f"{self._caller} was not given it. {self._advice}"
                 )
 
     def _name_of(self, optimizer: Any) -> str | None:
@@ -243,8 +244,8 @@ class Schedulers:
             return
         self._newest = newest
         passed = _schedulers_in(self._objects)
-        before = {n: entry for named in self._not_passed.values() for n, entry in named.items()}
-        self._not_passed, self._with_passed = {}, set()
+        before = {n: entry for named in self._unsaved.values() for n, entry in named.items()}
+        self._unsaved, self._with_passed = {}, set()
         for number, reference in list(_created.items()):
             scheduler = reference()
             if scheduler is None:
@@ -256,14 +257,14 @@ class Schedulers:
             if id(scheduler) in passed:
                 self._with_passed.add(name)
             else:
-                new = _NotPassed(type(scheduler).__name__, reference, _steps(scheduler))
-                self._not_passed.setdefault(name, {})[number] = before.get(number, new)
+                new = _UnsavedScheduler(type(scheduler).__name__, reference, _steps(scheduler))
+                self._unsaved.setdefault(name, {})[number] = before.get(number, new)
 
-    def _newest_of_kind(self, name: str) -> list[_NotPassed]:
+    def _newest_of_kind(self, name: str) -> list[_UnsavedScheduler]:
         """Return the newest scheduler of each class among those of an optimizer that were not
         passed.
         """
-        entries = self._not_passed.get(name, {}).values()
+        entries = self._unsaved.get(name, {}).values()
         return list(
             {entry.kind: entry for entry in entries if entry.scheduler() is not None}.values()
         )
@@ -329,7 +330,7 @@ _OPTIONS = {
     *("patience", "cooldown", "threshold"),
 }
 """Other attributes of torch's schedulers that the script sets and that a state includes."""
-_FOLLOWING = {
+_STEP_SETS_ANY_EPOCH = {
     *("ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "ExponentialLR"),
     *("LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "StepLR"),
 }
@@ -370,7 +371,7 @@ def tell_other_options(objects: Mapping[str, Any], payload: Mapping[str, Any], n
 
 def _advice(scheduler: Any) -> str:
     kind = type(scheduler)
-    if kind.__name__ not in _FOLLOWING or kind.__module__ != "torch.optim.lr_scheduler":
+    if kind.__name__ not in _STEP_SETS_ANY_EPOCH or kind.__module__ != "torch.optim.lr_scheduler":
         return "The scheduler keeps the snapshot's values."
     return (
         "To follow the script's: own = scheduler.state_dict() before restore(), and after it "

@@ -56,10 +56,10 @@ def save(
         return size + snapshot_file.write(path, payload, keep, keep_newest, overtaken)
 
     try:
-        team.everywhere(lambda: extracted.append(sharded_state.take_apart(objects)))
-        states = team.everywhere(rng.state)
+        team.run_on_all(lambda: extracted.append(sharded_state.take_apart(objects)))
+        states = team.run_on_all(rng.state)
         shard_files.write(folder, extracted[0][1], team)
-        sealed = team.everywhere(lambda: shard_files.seal(folder, team.rank))
+        sealed = team.run_on_all(lambda: shard_files.seal(folder, team.rank))
         size = team.from_rank_0(finish)
     except BaseException:
         if team.rank == 0:
@@ -88,7 +88,7 @@ def problem(payload: Mapping[str, Any], name: str, team: Team) -> str:
         A sentence that describes the damage; empty if there is none.
     """
     try:
-        team.everywhere(
+        team.run_on_all(
             lambda: shard_files.check_before_reading(payload, name, team.rank, team.world)
         )
     except SnapshotError as error:
@@ -127,7 +127,7 @@ def restore(
         shard_files.shapes(reader) if reader else {},
         bool(reader),
         lambda tensors: shard_files.read(reader, tensors, team) if reader else None,
-        lambda key, target, error: parts.does_not_fit(key, target, name, error),
+        lambda key, target, error: parts.misfit_error(key, target, name, error),
         aside=is_checked,
     )
     rng_states = payload.get(RNG)

@@ -9,8 +9,8 @@ does).
 of its parameters, and decide which parameter a saved state belongs to. torch numbers the
 parameters, so a parameter that is frozen, added or moved to another group makes a state unreadable.
 ``torch.distributed.checkpoint.state_dict`` does a step with zero gradients if an optimizer has no
-state yet, and ignores group keys that are not in both (a scheduler's ``initial_lr``). Names avoid
-both.
+state yet, and drops group keys that are missing on either side (a scheduler's ``initial_lr``). To
+save by name avoids both problems.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def load_by_name(optimizer: Any, saved: Mapping[str, Any], names: Mapping[int, s
     group_of = {label: group for group in saved["param_groups"] for label in group["params"]}
     if labels and group_of and not set(labels) & set(group_of):
         raise ValueError(
-            f"none of its parameters was saved ({labels[0]}, …), but {next(iter(group_of))}, …"
+            "none of its parameters was saved: the snapshot has "
+            f"{next(iter(group_of))}, …; the optimizer has {labels[0]}, …"
         )
     groups = []
     for group in optimizer.state_dict()["param_groups"]:

@@ -41,7 +41,7 @@ class Team:
 
             self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
 
-    def everywhere(self, work: Callable[[], T]) -> list[T]:
+    def run_on_all(self, work: Callable[[], T]) -> list[T]:
         """Call ``work`` on every rank.
 
         Returns:

@@ -35,7 +35,7 @@ from malletrain.training import (
 from malletrain.training import objects as parts
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.dict_tensors import DictTensors
-from malletrain.training.disk_tier import DiskTier, number_of
+from malletrain.training.disk_tier import DiskTier, snapshot_index
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.epochs import CountedEpochs
@@ -137,9 +137,9 @@ class Snapshot:
             )
         for name, value in objects.items():
             parts.check_object("Snapshot", name, value, sharded=True)
-        self._owner = owner.this_run()
+        self._run = owner.this_run()
         if path is None:
-            path = owner.own_path(self._owner)
+            path = owner.own_path(self._run)
             if rank_and_world()[0] == 0:
                 report.tell(f"Snapshots of this run go to {path}.", once=f"path {path}")
         self.path = os.path.abspath(os.fspath(path))
@@ -158,14 +158,14 @@ class Snapshot:
         self._served_request = 0
         self._pace = Pace(every_s, self._flags)
         self._outcomes = Outcomes(self.path, objects, lambda: self.replicas.exist)
-        self._disk = DiskTier(self.path, keep, self._owner, self._all_ranks)
+        self._disk = DiskTier(self.path, keep, self._run, self._all_ranks)
         self._copies = DiskCopies(self._disk, self._outcomes)
         self._memory: MemorySnapshots | None = None
         if memory or replicate_every:
             from malletrain.training.memory_snapshots import MemorySnapshots
 
             self._memory = MemorySnapshots(
-                *(self.path, self._owner, objects),
+                *(self.path, self._run, objects),
                 *(self._facts, self._payload, self._all_ranks),
             )
         self.replicas = Replicas(replicate_every, self._memory)
@@ -182,10 +182,10 @@ class Snapshot:
         )
         self._step_end = StepEnd(self._after_step)
         self._epoch_begin = EpochBegin(lambda: objects)
-        self._epoch_ends = EpochEnds(number_of(self.path))
-        self._saved_schedule: str | None = None
-        """Schedule (:func:`malletrain.training.objects.schedule`) at the time of the snapshot that
-        the script saved in the code after an epoch's steps; None if it saved none.
+        self._epoch_ends = EpochEnds(snapshot_index(self.path))
+        self._saved_fingerprint: str | None = None
+        """:func:`malletrain.training.objects.after_epoch_fingerprint` at the time of the snapshot
+        that the script saved in the code after an epoch's steps; None if it saved none.
         """
         for counted in self._counted:
             counted.on_epoch_closed(functools.partial(self._on_epoch_closed, counted))
@@ -254,7 +254,7 @@ class Snapshot:
             if in_memory:  # the snapshot on disk is older, or absent
                 self._disk_saved_at = float(payload.get("disk_since", self._disk_saved_at))
                 due_in -= time.time() - self._disk_saved_at
-                self._disk.is_behind(requested)
+                self._disk.allow_overwriting_resume_source(requested)
             if not in_memory or os.path.exists(self.path):
                 self._outcomes.saved_at = self._disk_saved_at if in_memory else payload.get("time")
         self._pace.begin(due_in, payload and payload.get("save_s"))
@@ -301,9 +301,9 @@ class Snapshot:
         """
         self._is_in_use = True
         if self._epochs is not None and self._epochs.between_epochs:
-            if self._saved_schedule is None:
+            if self._saved_fingerprint is None:
                 self._close_epoch_later()
-            self._saved_schedule = parts.schedule(self._objects)
+            self._saved_fingerprint = parts.after_epoch_fingerprint(self._objects)
         return self._is_writer() and self._save() is None
 
     def _is_writer(self) -> bool:
@@ -369,7 +369,7 @@ class Snapshot:
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,
-            "owner": owner.to_record(self._owner),
+            "owner": owner.to_record(self._run),
             "generation": report.generation(),
             "time": time.time(),
             "steps": self._steps,
@@ -432,14 +432,14 @@ class Snapshot:
         report.between_epochs(False)
         if self._caller == "Snapshot" and self._flags is not None and self._agreement is None:
             self._epoch_ends.closed()
-        saved, self._saved_schedule = self._saved_schedule, None
+        saved, self._saved_fingerprint = self._saved_fingerprint, None
         if saved is not None:
             atexit.unregister(self.close_epoch_at_exit)
             # False if the script saved before its scheduler made a step
-            complete = saved == parts.schedule(self._objects)
+            complete = saved == parts.after_epoch_fingerprint(self._objects)
             if is_sharded(self._objects):
                 team = self._all_ranks()
-                by_rank = team.everywhere(lambda: complete)
+                by_rank = team.run_on_all(lambda: complete)
                 complete = team.from_rank_0(lambda: all(by_rank))
             if self._disk.in_open_epoch:
                 self._disk.close_epoch(complete)

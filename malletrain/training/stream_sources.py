@@ -96,12 +96,11 @@ _COUNTS_RECORDS = {"SkipExamplesIterable": "skip", "TakeExamplesIterable": "take
 _STOPS = {
     "first_exhausted": "ends as soon as one of the datasets has no further record in it. If the "
     "shards differ in size, more records are left out than from the whole dataset.",
-    "all_exhausted": "repeats its records of one dataset until those of all others have come. If "
+    "all_exhausted": "repeats its records of one dataset until every other one is exhausted. If "
     "the shards differ in size, more records are repeated than in the whole dataset.",
 }
-"""What a shard of interleaved datasets does, as the end of a sentence and a second one, by stopping
-strategy. Strategies by which each record
-comes once are left out.
+"""Stopping strategy → end of the message's sentence "each shard …", and one more sentence.
+Strategies by which each record comes once are left out.
 """
 _MIN_RANDOM_ENTROPY = 1 << 64
 """Minimum entropy of a generator that counts as not seeded. numpy draws 128 random bits for a

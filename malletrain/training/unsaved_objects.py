@@ -187,12 +187,12 @@ class UnsavedAverages:
     """The averages of the modules among a script's objects.
 
     Args:
-        owner: name of the class that was given the objects, for the message.
+        caller: name of the class that was given the objects, for the message.
         objects: the script's objects, by name.
     """
 
-    def __init__(self, owner: str, objects: Mapping[str, Any]) -> None:
-        self._owner = owner
+    def __init__(self, caller: str, objects: Mapping[str, Any]) -> None:
+        self._caller = caller
         self._objects = objects
         self._checked: weakref.WeakSet[Any] = weakref.WeakSet()
         """Averages that were checked."""
@@ -219,9 +219,9 @@ class UnsavedAverages:
             # Without its counter, an average begins anew at its next update.
             if averaged and id(average) not in saved:
                 report.tell(
-                    f"{self._owner} was not given the average of {averaged[0]!r} (AveragedModel): "
+                    f"{self._caller} was not given the average of {averaged[0]!r} (AveragedModel): "
                     "after a change of nodes it begins anew, unless the script restores it. Pass "
-                    f"it, too: {self._owner}(average=…, …).",
+                    f"it, too: {self._caller}(average=…, …).",
                     once=f"average of {averaged[0]}",
                 )
 

@@ -323,6 +323,8 @@ REQUIRED_OPTIONS = {
     "qsub": ("-f", "-N", "-o", "-e", "-R"),
 }
 """Required options of a submission. Without them it would do something else."""
+ATTRIBUTE = re.compile(r"(?:^|,)\s*([^\s=,]+)\s*=")
+"""The name of an attribute in the value of ``-W`` of qsub: ``umask=027,group_list=hpc``."""
 FLAG_OPTIONS = frozenset({"-f", "-h", "-I", "-V", "-z"})
 """Options of qsub without a value."""
 
@@ -370,12 +372,25 @@ def _submit(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
             raise GateClosed(f'{verb} is not let through with "{item[:200]}".')
     if remaining:
         raise GateClosed(f'{verb} must have "{remaining[0]}" too, by the options of the rules.')
-    options = [re.split("[= ]", item)[0] for item in items]
+    options = [name for item in items for name in _names(verb, item)]
     if missing := [option for option in REQUIRED_OPTIONS[verb] if option not in options]:
         raise GateClosed(f"{verb} must have {missing[0]} too.")
     if twice := [option for option in options if options.count(option) > 1 and option != "-l"]:
         raise GateClosed(f"{verb} may have {twice[0]} once.")
     return GatedCommand(argv, submits=True)
+
+
+def _names(verb: str, item: str) -> list[str]:
+    """Return what an item sets, each once: its option or, of ``-W`` of qsub, the attributes.
+
+    qsub may have several ``-W``, each with one attribute or more. Of an attribute that is set
+    twice the last value counts (OpenPBS, process_opts in qsub.c), so that the order of two of the
+    site's own options would choose between them. The server reads the names in any case.
+    """
+    option = re.split("[= ]", item)[0]
+    if verb != "qsub" or option != "-W":
+        return [option]
+    return sorted({f"-W {name.lower()}" for name in ATTRIBUTE.findall(item.removeprefix("-W"))})
 
 
 def _pairs(words: Sequence[str]) -> list[str]:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from scavenger.batch.check import job_limit, preemption_grace
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.lease_script import Part, lease_script
-from scavenger.batch.limits import job_limit, preemption_grace
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.slots import kind_finding

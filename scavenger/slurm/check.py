@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from scavenger.batch.check import preemption_grace
 from scavenger.batch.commands import CommandError, Commands
-from scavenger.batch.limits import preemption_grace
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec

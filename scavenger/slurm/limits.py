@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from scavenger.batch.check import job_limit, no_lease
 from scavenger.batch.commands import CommandError, Commands, NoAnswerError
-from scavenger.batch.limits import job_limit, no_lease
 from scavenger.batch.poll_result import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.interface import kind_of

@@ -20,7 +20,7 @@ LAST_RESORT_S = 10.0
 """Time after a loss after which a worker that has not given up its step ends itself, seconds."""
 SAVES_S = 1.8
 """A snapshot takes so long at the longest."""
-DRAIN_WAIT_S = 60.0
+STOP_WAIT_S = 60.0
 """Maximum time that a worker waits to be stopped after a requested snapshot, seconds."""
 
 
@@ -202,7 +202,7 @@ class LiveWorker:
         """Wait to be stopped; the snapshot is on disk."""
         self.draining = self.served = number
         self.launcher.in_while(0.05, SAVES_S, self._drained, number)
-        self.launcher.in_while(DRAIN_WAIT_S, DRAIN_WAIT_S, self.trains_on, number)
+        self.launcher.in_while(STOP_WAIT_S, STOP_WAIT_S, self.trains_on, number)
 
     def _drained(self, number: int) -> None:
         if self.alive and self.draining == number:

@@ -1,6 +1,6 @@
 """A lease on trial at a real Slurm, beside a lease of a daemon."""
 
-from scavenger.batch.trial_lease import try_lease, use_trial_prefix
+from scavenger.batch.check import try_lease, use_trial_prefix
 from scavenger.interface import LeaseRequest, LeaseState
 from tests.slurm.test_leases import gaps, scavenger, states
 

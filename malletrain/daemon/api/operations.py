@@ -1,4 +1,5 @@
-"""The operations of clients: one function for each, data in, data out.
+"""The operations that clients request of the daemon (submit, cancel, jobs, nodes, events, …): one
+method for each, data in, data out.
 
 Decides what an operation does, and when a client that waits for news of its jobs is answered.
 :mod:`malletrain.daemon.jobs.admission` decides which requests are valid,

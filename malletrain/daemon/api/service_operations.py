@@ -25,7 +25,7 @@ from zlib import crc32
 import msgspec
 
 from allocator import RescaleCost
-from malletrain.core.change_costs import LongLivedNodes
+from malletrain.core.change_costs import NodeLifetimes
 from malletrain.core.events import JobState
 from malletrain.core.node_values import farm_curve, with_next_nodes
 from malletrain.core.pools import Pool
@@ -192,8 +192,8 @@ def nodes_outlast_start(state: SiteState, job: JobRecord) -> bool:
     def may_use(pool: Pool) -> bool:
         return pool.owner == spec.owner and pool.is_of_class(spec.node_class)
 
-    lasting = LongLivedNodes(state.controller.state.usable)
-    return lasting.suffice(job.start, job.nodes, job.smallest, may_use)
+    lifetimes = NodeLifetimes(state.controller.state.usable)
+    return lifetimes.enough_outlast_start(job.start, job.nodes, job.smallest, may_use)
 
 
 def plan_pauses(state: SiteState, job_id: str) -> RescaleCost | None:

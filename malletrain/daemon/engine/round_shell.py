@@ -226,7 +226,9 @@ class RoundShell:
         if len(action.nodes) == 1:
             name, [node] = run.spec.sweep or run.row.id, action.nodes
             self._failing.failed(name, run.spec.script, node, self._clock.now())
-        fallback = f"[launcher]\n{run.launcher_tail}" if run.launcher_tail else action.sentence
+        fallback = action.sentence
+        if run.launcher_tail:
+            fallback = f"[launcher on {named(run.launcher_nodes)}]\n{run.launcher_tail}"
         failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else fallback
         sentence = action.sentence
         if first is None:

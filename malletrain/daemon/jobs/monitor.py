@@ -117,16 +117,22 @@ KEPT_ROUNDS = 3
 """Number of rounds whose counts are kept for late reports."""
 MAX_PROCESSES = 200_000
 """Maximum number of processes whose counts are kept. Further ones are not counted."""
+REPORT_DELAY_S = 1.0
+"""Upper limit of the time between a sample and the arrival of its report, seconds."""
 MARKS = frozenset({"start", "import", "restoring", "restored"})
 """Points of a start-up that divide a rescale into its phases."""
 
 
 @dataclass
 class PendingRescale:
-    """An unfinished rescale."""
+    """An unfinished rescale. Its times in order: it begins, may drain, its newest round is formed,
+    all workers run.
+    """
 
     began: float
-    """Time of the decision, seconds."""
+    """Begin of the rescale, seconds: a plan gave the job other nodes (event ``job-started``,
+    ``job-rescaled`` or ``layout-changed``), and a further plan before its workers run does not
+    change it. Without a plan: the first of snapshot and round."""
     from_nodes: int
     """Number of nodes before it."""
     kind: str
@@ -136,7 +142,8 @@ class PendingRescale:
     drain: float | None = None
     """Start of the snapshot, seconds; None if there is none."""
     forming: float | None = None
-    """Time at which its newest round was decided, seconds; None before."""
+    """Time at which its newest round was formed, seconds: its number and members were stored (event
+    ``round-formed``), and its members are to join it. None before."""
     running: float | None = None
     """Time at which all workers of that round ran, seconds; None before."""
     generation: int = 0
@@ -174,6 +181,9 @@ class JobMonitor:
         self.nodes = 0
         """Number of nodes of the current round."""
         self._adopted_at: float | None = None
+        self._arrived_at = math.inf
+        """Arrival of the newest counts, seconds of the daemon's clock; infinite before the first.
+        """
         self._counts: dict[tuple[int, int, int], messages.Progress] = {}
         self._round_samples = 0.0
         self._mean_report_interval_s = 0.0
@@ -254,9 +264,14 @@ class JobMonitor:
         )
         return (samples + covered * self.slices.get(first, 0.0)) / (end - begin)
 
-    def progress(self, record: messages.Progress) -> None:
+    def progress(self, record: messages.Progress, now: float = math.inf) -> None:
         """Add one worker's cumulative counts. Late, repeated, overtaken and invalid records do no
         harm.
+
+        Args:
+            record: counts, with times of the clock of the worker's node.
+            now: arrival, seconds of the daemon's clock; infinite if it is not known. A rescale
+                lasts no longer than between two arrivals, whatever the clocks of nodes say.
         """
         if not sensible(record):
             return
@@ -275,6 +290,7 @@ class JobMonitor:
         if gained <= 0 or (count is None and len(self._counts) >= MAX_PROCESSES):
             return
         self._counts[key] = record
+        previous_arrival, self._arrived_at = self._arrived_at, now
         self.last_sample = max(self.last_sample or record.last, record.last)
         if late:
             self.before += gained
@@ -295,7 +311,7 @@ class JobMonitor:
             and pending.forming is not None
             and pending.generation == record.generation
         ):
-            self._finish(pending, pending.forming, self.first_sample)
+            self._finish(pending, pending.forming, self.first_sample, previous_arrival, now)
 
     def _distribute(self, origin: float, begin: float, end: float, gained: float) -> None:
         """Distribute samples over the slices that an interval covers.
@@ -361,7 +377,7 @@ class JobMonitor:
     def rescale_began(
         self, members: tuple[str, ...], nodes: tuple[str, ...], now: float, *, lost: bool = False
     ) -> None:
-        """Record the decision of a rescale.
+        """Record the begin of a rescale.
 
         Args:
             members: nodes of the current round.
@@ -385,7 +401,7 @@ class JobMonitor:
         self.pending.drain = now
 
     def forming(self, generation: int, members: tuple[str, ...], now: float) -> None:
-        """Record the decision of a new round, and start to count its samples.
+        """Record that a round is formed, and start to count its samples.
 
         Args:
             generation: number of the round.
@@ -448,9 +464,30 @@ class JobMonitor:
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, pending: PendingRescale, forming: float, first: float) -> None:
+    def _finish(
+        self,
+        pending: PendingRescale,
+        forming: float,
+        first: float,
+        previous_arrival: float,
+        now: float,
+    ) -> None:
+        """End a rescale.
+
+        The clock of a node may be wrong, or be set within the rescale. A cost of hours would keep
+        the job from all nodes, because no start pays that costs more than it yields.
+
+        Args:
+            pending: the rescale.
+            forming: time at which its round was decided, seconds.
+            first: time of that round's first sample, seconds of the node's clock.
+            previous_arrival: arrival of the counts before, seconds; infinite if there were none.
+            now: arrival of the counts of that sample, seconds.
+        """
         self.pending = None
         start = pending.kind == "start" or pending.last_sample is None
+        before = pending.began if start else min(previous_arrival, pending.began)
+        latest = now + REPORT_DELAY_S
         since = pending.began if start or pending.last_sample is None else pending.last_sample
         stops = [
             ("detect", pending.began if pending.kind == "loss" and since < pending.began else None),
@@ -466,6 +503,7 @@ class JobMonitor:
         phases, at = {}, min(since, pending.began) if pending.kind == "loss" else pending.began
         for name, end in stops:
             if end is not None:
+                end = min(end, latest)
                 phases[name] = max(0.0, end - at)
                 at = max(at, end)
         self._finished.append(
@@ -476,8 +514,8 @@ class JobMonitor:
                 pending.from_nodes,
                 pending.to_nodes,
                 pending.began,
-                first,
-                max(0.0, first - since),
+                min(first, latest),
+                min(max(0.0, first - since), latest - before),
                 phases,
             )
         )

@@ -20,8 +20,8 @@ import msgspec
 from malletrain.core.change_costs import (
     ASSUMED_START_S,
     StartCost,
+    append_measured,
     expected_start_s,
-    with_start,
 )
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
@@ -35,6 +35,7 @@ from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.protocol.counting import counted
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.failures import without_repeats
 from malletrain.protocol.views import SeriesView
 from malletrain.rounds.interface import Rounds
 from malletrain.store.measurement_tables import MAX_POINTS, SeriesTable, thinned, width
@@ -245,7 +246,9 @@ class ActiveJob:
     barred: int = 0
     """Newest round in which workers could not connect to a peer."""
     launcher_tail: str = ""
-    """Last output of a launcher that ended."""
+    """Last output of a launcher that ended; equal lines are one."""
+    launcher_nodes: set[str] = field(default_factory=set)
+    """Nodes whose launchers ended with this output."""
     unfit: list[str] = field(default_factory=list)
     """Nodes on which its software was not available, as long as it has started on none. A node
     appears once for each try.
@@ -265,6 +268,13 @@ class ActiveJob:
     def nodes(self) -> tuple[str, ...]:
         """Nodes on which it runs, in rank order; none while it is suspended."""
         return () if self.row.state == JobState.SUSPENDED.value else self.rounds.members
+
+    def launcher_ended(self, node: str, output: str) -> None:
+        """Note the last output of a launcher on a node."""
+        shown = without_repeats(output)
+        if shown != self.launcher_tail:
+            self.launcher_tail, self.launcher_nodes = shown, set()
+        self.launcher_nodes.add(node)
 
     def rate(self, now: float) -> float:
         """Return its current throughput, samples/s; 0 while it has no node."""
@@ -337,7 +347,7 @@ class JobRepository:
         """
         durations = self._store.service_starts.of(run.row.id).get(node_class, ())
         self._store.service_starts.put(
-            ServiceStartsRow(run.row.id, node_class, with_start(durations, seconds))
+            ServiceStartsRow(run.row.id, node_class, append_measured(durations, seconds))
         )
         self._audit.record(
             EventKind.MEMBER_READY,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from malletrain.config.schedulers import SlotSection
+from malletrain.config.slots import SlotSection
 from malletrain.daemon.jobs.admission import RequestRefused
 from malletrain.protocol.messages import JobSpec
 

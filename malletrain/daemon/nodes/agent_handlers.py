@@ -417,7 +417,7 @@ class AgentHandlers:
 
     def _phase(self, agent: LeasedAgent, run: ActiveJob, message: messages.Phase) -> None:
         if message.tail:
-            run.launcher_tail = message.tail
+            run.launcher_ended(agent.node, message.tail)
         note_failures(run, agent.node, message.assignment)
         if self.adopting is not None and self.adopting.update(agent.node, message.assignment):
             return

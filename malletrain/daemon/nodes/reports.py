@@ -13,7 +13,7 @@ from collections import OrderedDict
 import msgspec
 import structlog
 
-from malletrain.core.change_costs import differs
+from malletrain.core.change_costs import reread_changed
 from malletrain.core.events import (
     BatchReported,
     DataCached,
@@ -75,7 +75,7 @@ class AgentReports:
         """Handle the counts of one worker."""
         state = self._state
         before = run.monitor.total
-        run.monitor.progress(message)
+        run.monitor.progress(message, state.clock.now())
         run.steps.add(agent.node, message)
         self._slow.heard(agent.node, run, message)
         state.metrics.samples(run.monitor.total - before)
@@ -133,7 +133,7 @@ class AgentReports:
         processes = run.spec.nproc_per_node if layout is None else layout.processes
         new = self._state.data_reads.reread_s(job, run.nodes, processes)
         old = {n: records[n].info.reread_s for n in run.nodes if n in records}
-        if differs(new, old):
+        if reread_changed(new, old):
             self._transactions.feed(DataCached(job, new))
 
     def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from malletrain.config.model import Config
-from malletrain.config.schedulers import BatchScheduler, LocalScheduler, SlotSection
+from malletrain.config.schedulers import BatchScheduler, LocalScheduler
+from malletrain.config.slots import SlotSection
 from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.site.advertise import advertised
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name

@@ -6,6 +6,7 @@ there: a batch does not end before what a test does to it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -17,11 +18,32 @@ from llmserve.live_engine import LiveEngine
 QUICK_ANSWERS = 21
 """Number of answers of each engine that are not held up."""
 _LOOK_S = 0.05
-_LOOKS = 20
+_HELD_UP_S = 1.0
+"""How long each further token is held up, seconds."""
 
 
-async def is_open() -> bool:
-    return await asyncio.to_thread(Path(sys.argv[1]).exists)
+class Gate:
+    """The file. One task looks for it, however many answers wait."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def wait(self, limit_s: float) -> None:
+        """Wait until the file is there, at most this long."""
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._look())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._open.wait(), limit_s)
+
+    async def _look(self) -> None:
+        while not self._path.exists():  # noqa: ASYNC110 (another process makes it)
+            await asyncio.sleep(_LOOK_S)
+        self._open.set()
+
+
+GATE = Gate(Path(sys.argv[1]))
 
 
 class GatedEngine(LiveEngine):
@@ -31,10 +53,8 @@ class GatedEngine(LiveEngine):
         self, ids: Sequence[int], max_tokens: int
     ) -> AsyncGenerator[EngineReport, None]:
         async for report in super().generate(ids, max_tokens):
-            for _ in range(_LOOKS):
-                if self.answers < QUICK_ANSWERS or await is_open():
-                    break
-                await asyncio.sleep(_LOOK_S)
+            if self.answers >= QUICK_ANSWERS:
+                await GATE.wait(_HELD_UP_S)
             yield report
         self.answers += 1
 

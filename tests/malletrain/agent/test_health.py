@@ -11,7 +11,7 @@ from malletrain.agent.health import (
     HealthWatch,
     checks_of,
 )
-from malletrain.protocol.site_rules import HealthPlan, read, written
+from malletrain.protocol.site_rules import HealthPlan
 
 EVERY, LIMIT = 100.0, 10.0
 
@@ -186,8 +186,3 @@ def test_the_last_line_of_the_sites_check_is_the_reason():
     assert site_check(2, "") == "The health check nhc failed with code 2, and said nothing"
     late = "The health check nhc did not end within 60 s and was killed: checking"
     assert site_check(None, "checking") == late
-
-
-def test_the_plan_travels_as_text():
-    plan = HealthPlan(("a b", "'", "$x"), 1.5, 2.5, False)
-    assert read(written(plan), HealthPlan) == plan

@@ -22,7 +22,7 @@ from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.memory import folder
 from malletrain.protocol import messages
 from malletrain.protocol.payloads import RoundLayout
-from malletrain.protocol.site_rules import SharingRules, read, written
+from malletrain.protocol.site_rules import SharingRules
 from tests.malletrain.agent.launchers import OBEDIENT, running
 from tests.malletrain.agent.test_launch import order, place
 from tests.waiting import until
@@ -49,11 +49,6 @@ def test_slots_that_fill_a_host_share_no_processor():
     sets = [chosen_cpus(range(16), 4, f"c1/gpu.{number}") for number in range(4)]
     assert set().union(*sets) == set(range(16))
     assert sum(map(len, sets)) == 16
-
-
-def test_the_rules_travel_as_text():
-    rules = SharingRules(5, "idle", bound_cpus=False)
-    assert read(written(rules), SharingRules) == rules
 
 
 def test_a_single_measurement_above_the_slot_is_no_reason():

@@ -157,6 +157,7 @@ def test_all_problems_at_once_with_lines_and_names():
         ),
         (LEAST + "[scheduler.lsf]\nqueue = 'x'", 3, "scheduler.lsf", "no such key"),
         (LEAST + "[scheduler.local]\nspeedup = nan", 4, "scheduler.local.speedup", "accepted is"),
+        (LEAST + "[[trainer]]\nname = 'a b'", 4, "trainer.0.name", "docs/configuration.md"),
         (LEAST + "[jobs]\nmax_tries = true", 4, "jobs.max_tries", "true is not accepted"),
         (LEAST + 'jobs.max_tries = """\nmany\n"""', 3, "scheduler.jobs", "no such key"),
     ],

@@ -11,14 +11,14 @@ import pytest
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.change_costs import (
     MAX_MEASURED,
-    LongLivedNodes,
+    NodeLifetimes,
     StartCost,
+    append_measured,
     charged_s,
-    differs,
     expected_start_s,
+    reread_changed,
     reread_s,
     with_reread,
-    with_start,
 )
 from malletrain.core.events import (
     CurveChanged,
@@ -58,11 +58,11 @@ def test_a_start_is_charged_in_proportion_to_the_time_of_the_node(start_s, horiz
 def test_the_expected_start_is_the_median_of_the_last_ones():
     measured = ()
     for seconds in (170.0, 900.0, 180.0):  # one met a slow file system
-        measured = with_start(measured, seconds)
+        measured = append_measured(measured, seconds)
     assert measured == (170.0, 900.0, 180.0)
     assert expected_start_s(measured) == 180.0
     for _ in range(MAX_MEASURED):
-        measured = with_start(measured, 60.0)
+        measured = append_measured(measured, 60.0)
     assert measured == (60.0,) * MAX_MEASURED
     start = StartCost(5.0, {"fat": 60.0})
     assert (start.expected_s("fat"), start.expected_s("thin")) == (60.0, 60.0), (
@@ -78,13 +78,13 @@ def horizons(*values, node_class="default"):
 
 def test_a_job_may_have_its_own_nodes_and_those_that_outlast_a_start():
     nodes = {**horizons(50.0, 400.0, 61.0, None), "other": NodeInfo(Pool("fat"), 900.0)}
-    terms = LongLivedNodes(nodes).start_terms(Pool("default"), (), 60.0, 120.0, BASE)
+    terms = NodeLifetimes(nodes).start_terms(Pool("default"), (), 60.0, 120.0, BASE)
     assert terms.limit == 3
     # the middle one of those that last stays for 400 s: longer than what a start is charged over
     assert terms.cost == RescaleCost(1.0, 1.0, start_s=30.0, join_s=30.0)
-    beside = LongLivedNodes(nodes).start_terms(Pool("default"), ("n0", "n2"), 60.0, 120.0, BASE)
+    beside = NodeLifetimes(nodes).start_terms(Pool("default"), ("n0", "n2"), 60.0, 120.0, BASE)
     assert beside.limit == 4, "n0 is loaded already"
-    assert LongLivedNodes(nodes).start_terms(Pool("thin"), (), 60.0, 120.0, BASE).limit == 0
+    assert NodeLifetimes(nodes).start_terms(Pool("thin"), (), 60.0, 120.0, BASE).limit == 0
 
 
 def plan(candidates, nodes):
@@ -285,7 +285,7 @@ def test_reading_again_lengthens_the_pauses(reread, up_s, down_s):
     ],
 )
 def test_small_changes_are_not_told(new, old, expected):
-    assert differs(new, old) is expected
+    assert reread_changed(new, old) is expected
 
 
 @pytest.mark.parametrize(

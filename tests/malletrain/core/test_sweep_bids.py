@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator import RescaleCost, ScalingCurve
-from malletrain.core.bidders import as_one, factor
+from malletrain.core.bidders import sweep_factor, weigh_sweeps
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, Tick
 from malletrain.core.planning import Candidate
@@ -64,14 +64,14 @@ def candidate(name, low=1, high=8, curve=None):
     ],
 )
 def test_the_factor(trials, nodes, expected):
-    assert factor(trials, nodes, 0.9) == pytest.approx(expected, abs=1e-4)
+    assert sweep_factor(trials, nodes, 0.9) == pytest.approx(expected, abs=1e-4)
 
 
 @given(st.lists(st.sampled_from(["", "s", "r"]), max_size=12), st.integers(1, 40))
 def test_only_trials_are_weighed_and_all_of_a_sweep_alike(sweeps, nodes):
     jobs = [candidate(f"j{k}", curve=ROOT) for k in range(len(sweeps))]
     of = {f"j{k}": sweep for k, sweep in enumerate(sweeps) if sweep}
-    weight_of = {c.job: c.weight for c in as_one(jobs, of, nodes, 0.9)}
+    weight_of = {c.job: c.weight for c in weigh_sweeps(jobs, of, nodes, 0.9)}
     assert list(weight_of) == [c.job for c in jobs]
     assert all(weight_of[f"j{k}"] == 1.0 for k, sweep in enumerate(sweeps) if not sweep)
     for sweep in ("s", "r"):

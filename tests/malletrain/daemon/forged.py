@@ -237,6 +237,13 @@ class RunningDaemon:
         with self.client() as client:
             return client.events(limit=1000)
 
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The value of the metric ``malletrain_NAME`` with these labels; None if there is none."""
+        value: float | None = self.daemon.metrics.registry.get_sample_value(
+            f"malletrain_{name}", labels
+        )
+        return value
+
     def alive(self) -> bool:
         """Whether it still answers."""
         with self.client() as client:

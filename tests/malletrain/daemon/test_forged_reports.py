@@ -99,6 +99,28 @@ def test_counts_before_the_first_round_end_nothing(fresh):
     assert fresh.daemon.job(fresh.job["ann"]).state == "running"
 
 
+@pytest.fixture
+def started(tmp_path):
+    """Both jobs run, and no sample is reported yet."""
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def test_a_start_takes_no_longer_because_the_clock_of_a_node_is_ahead(started):
+    """Such a start would cost more than it can yield, and the job would get no nodes again."""
+    job, ahead_s = started.job["ann"], 18_000.0
+    there = time.time() + ahead_s
+    started.say(
+        messages.Mark(job, 1, 0, "import", there),
+        counts(job, samples=8.0, first=there + 1.0, last=there + 1.0),
+    )
+    (start,) = started.daemon.components.state.store.rescales(job)
+    assert start.kind == "start"
+    assert 0 <= start.cost_s < ahead_s / 2
+    assert all(x < ahead_s / 2 for x in start.phases.values())
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -119,8 +119,7 @@ def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(runnin
         return output.count("list of users not read")
 
     def metric():
-        registry = running.daemon.metrics.registry
-        return registry.get_sample_value("malletrain_users_list_problems")
+        return running.metric("users_list_problems")
 
     assert not problem_count()
     with running.client("ann") as client:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from malletrain.daemon.jobs.monitor import JobMonitor
+from malletrain.daemon.jobs.monitor import REPORT_DELAY_S, JobMonitor
 from malletrain.protocol.messages import Mark, Progress
 from tests.malletrain.daemon.worker_counts import job_monitor, progress, trained
 
@@ -237,3 +237,39 @@ def test_unknown_points_of_a_start_up_are_not_kept():
     m.mark(Mark("job", 1, 0, "import", 93.0))
     assert m.pending is not None
     assert m.pending.marks == {"import": 93.0}
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 1.1, 5.0, 18_000.0, -18_000.0])
+def test_a_clock_that_is_wrong_all_the_time_changes_no_cost_of_a_move(ahead_s):
+    m = job_monitor()
+    m.forming(1, ("n0",), 1e6)
+    m.progress(progress(10, 1e6 + 9.9 + ahead_s, first=1e6 + 1.0 + ahead_s), 1e6 + 10.0)
+    m.finished_rescales()
+    m.rescale_began(("n0",), ("n0", "n1"), 1e6 + 10.1)
+    m.forming(2, ("n0", "n1"), 1e6 + 10.2)
+    m.progress(
+        progress(10, 1e6 + 10.6 + ahead_s, generation=2, first=1e6 + 10.4 + ahead_s), 1e6 + 10.7
+    )
+    (r,) = m.finished_rescales()
+    assert (r.kind, r.cost_s) == ("up", pytest.approx(0.5, abs=1e-6))
+
+
+@pytest.mark.parametrize("kind", ["start", "up", "loss"])
+def test_a_rescale_within_which_the_clocks_are_set_costs_no_more_than_between_two_arrivals(kind):
+    m, set_by_s = job_monitor(), 18_000.0
+    if kind != "start":
+        m.forming(1, ("n0",), 1e6)
+        m.progress(progress(10, 1e6 + 9.9, first=1e6 + 1.0), 1e6 + 10.0)
+        m.finished_rescales()
+    members = () if kind == "start" else ("n0",)
+    m.rescale_began(members, ("n0", "n1"), 1e6 + 10.1, lost=kind == "loss")
+    m.forming(2, ("n0", "n1"), 1e6 + 10.2)
+    marks(m, 2, start=1e6 + 10.3 + set_by_s)
+    m.progress(
+        progress(10, 1e6 + 10.6 + set_by_s, generation=2, first=1e6 + 10.4 + set_by_s), 1e6 + 10.7
+    )
+    (r,) = m.finished_rescales()
+    assert r.kind == kind
+    assert 0.5 <= r.cost_s <= 0.7 + REPORT_DELAY_S
+    assert r.ended <= 1e6 + 10.7 + REPORT_DELAY_S
+    assert sum(r.phases.values()) <= 0.8 + REPORT_DELAY_S

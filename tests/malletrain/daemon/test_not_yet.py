@@ -27,9 +27,7 @@ def test_what_is_not_asked_for_yet_is_asked_for_again_and_is_no_refusal(tmp_path
         job = daemon.submit("ann", min_nodes=2, max_nodes=2)
         until(lambda: len(put_off()) >= 10, "asked for again and again")
         assert {e.sentence for e in put_off()} == {"The lease ended: not asked for yet: one a day."}
-        registry = daemon.components.state.metrics.registry
-        ended = registry.get_sample_value("malletrain_leases_ended_total", {"reason": "not-yet"})
-        assert ended >= 10
+        assert daemon.metric("leases_ended_total", reason="not-yet") >= 10
         assert "one a day" not in daemon.job(job).reason, "nobody refused anything"
         assert not daemon.components.state.controller.gaps.backing_off_s(
             daemon.components.state.clock.now()

@@ -228,8 +228,7 @@ def test_a_suspended_job_has_no_throughput_and_no_nodes(start, agent):
     anns_agent.say(messages.Progress(job, 1, 0, 7, 800.0, 100, 8.0, now, now + 1))
 
     def shown(name):
-        registry = daemon.components.state.metrics.registry
-        return registry.get_sample_value(f"malletrain_{name}", {"job": job})
+        return daemon.metric(name, job=job)
 
     until(lambda: shown("job_nodes") == 1 and shown("job_samples_per_second"), "it is at work")
     anns_agent.say(messages.Leaving(NEVER_S))

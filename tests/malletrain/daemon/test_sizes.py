@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.config.schedulers import SlotSection
+from malletrain.config.slots import SlotSection
 from malletrain.daemon.jobs.admission import RequestRefused, problem_of
 from malletrain.daemon.jobs.sizes import with_kind
 from malletrain.protocol.messages import JobSpec

@@ -86,3 +86,23 @@ def test_a_job_whose_software_is_nowhere_fails_with_the_sentence(site, nodes):
     with one.daemon.client("ann") as client:
         reason = client.job(job).job.reason
     assert reason.startswith(f"{SENTENCE} It was tried on n")
+
+
+def test_equal_words_of_launchers_are_shown_once_with_their_number_and_nodes(site):
+    one = site("n0", "n1")
+    job = one.daemon.submit("ann", min_nodes=2, max_nodes=2)
+    agents = [one.agent(), one.agent()]
+    sentence = "The process cannot be started: [Errno 2] No such file or directory: '/x'."
+    missing = messages.Failure(0, 126, 1.0, cause="There is no folder /x on this node.")
+    assignment = messages.Assignment(job, AssignmentPhase.EXITED, 0, (missing,))
+    for agent in agents:
+        agent.hear(messages.Assign)
+    for agent in agents:
+        agent.say(messages.Phase(assignment, "\n".join([sentence] * 7)))
+
+    def failure():
+        with one.daemon.client() as client:
+            return client.job(job).failure
+
+    until(failure, "the failure is stored")
+    assert failure() == f"[launcher on n[0-1]]\n{sentence} (7 times)"

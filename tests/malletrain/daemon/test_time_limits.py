@@ -67,8 +67,7 @@ def test_a_lease_at_its_time_limit_is_not_preempted(
         machine.nodes = ()  # no further lease
         machine.leases.clear()
         until(lambda: "lease-ended" in {e.kind for e in daemon.events()}, "the lease ends")
-        registry = daemon.components.state.metrics.registry
-        assert registry.get_sample_value("malletrain_leases_ended_total", {"reason": word}) == 1
+        assert daemon.metric("leases_ended_total", reason=word) == 1
         assert not daemon.components.state.lease_ends
     finally:
         if agent is not None:

@@ -120,4 +120,4 @@ def test_a_scheduler_in_place_of_the_runs_is_refused_at_its_second_update(tmp_pa
         c.round(c.start(2))
         c.finish()
     sentence = (tmp_path / "refused").read_text()
-    assert sentence.startswith("4: A scheduler (ExponentialLR) that elastic.Run was not given")
+    assert sentence.startswith("4: elastic.Run was not given the scheduler ExponentialLR")

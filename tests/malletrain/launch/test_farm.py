@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy
 import psutil
@@ -87,8 +87,15 @@ class Node:
                     return result
 
     def close(self):
+        """Kill the launcher and its tasks, which lead groups of their own, as an agent does."""
+        tasks = []
+        if self.process.poll() is None:
+            tasks = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.wait()
+        for task in tasks:
+            with suppress(psutil.NoSuchProcess):
+                task.kill()
         self.agent.socket.close()
 
 
@@ -387,7 +394,9 @@ def test_items_that_come_twice_run_once(tmp_path):
 
 
 def test_a_leaving_node_stops_its_tasks_and_says_so(tmp_path):
-    with node(tmp_path, spec_of("sh", "-c", "echo started > up{index}; sleep 1000")) as launcher:
+    with node(
+        tmp_path, spec_of("sh", "-c", "echo started > up{index}; exec sleep 1000")
+    ) as launcher:
         launcher.begin()
         launcher.give(["1"], ["2"])
         until((tmp_path / "work" / "up0").exists, "the first task runs")
@@ -514,7 +523,9 @@ def test_a_task_that_anyone_else_terminates_has_failed(tmp_path):
 
 
 def test_an_attempt_that_is_not_needed_is_stopped(tmp_path):
-    with node(tmp_path, spec_of("sh", "-c", "echo > up{index}; test {x} = 0 || sleep 1000")) as it:
+    with node(
+        tmp_path, spec_of("sh", "-c", "echo > up{index}; test {x} = 0 || exec sleep 1000")
+    ) as it:
         it.begin()
         it.give(["1"], ["0"])
         until((tmp_path / "work" / "up0").exists, "the first task runs")

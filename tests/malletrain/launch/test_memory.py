@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 TRAIN = """
 import os, time, malletrain, torch.distributed as dist
 from malletrain.training import drain, memory_snapshots
-drain.DRAIN_WAIT_S = memory_snapshots.HEIR_SILENCE_S = 3600.0
+drain.STOP_WAIT_S = memory_snapshots.HEIR_SILENCE_S = 3600.0
 dist.init_process_group("gloo")
 facts = {"steps": 0}
 path = f"disk-{os.environ['MALLETRAIN_NODE']}/x.pt"

@@ -229,7 +229,8 @@ def test_a_group_that_a_model_outlives_stays(tmp_path):
     """
     (tmp_path / "script.py").write_text(OUTLIVES)
     result = forked_programs.run(FORKED, "script.py", folder=tmp_path)
-    assert (result.code, result.output) == (0, "9 False\n"), result.errors
+    lines = result.output.splitlines()  # torch 2.9's gloo adds lines of its own
+    assert (result.code, lines[-1:]) == (0, ["9 False"]), result.errors
 
 
 CRASHES = {

@@ -16,6 +16,7 @@ from malletrain.protocol.failures import (
     raised,
     secondary,
     without_noise,
+    without_repeats,
 )
 from malletrain.protocol.messages import Failure
 
@@ -215,3 +216,16 @@ def test_a_failure_is_told_by_its_exception_and_not_by_its_last_line():
     assert describe([Failure(1, 1, 0.0, tail)]) == (
         "Rank 1 exited with code 1: mypkg.Diverged: loss is nan (train.py, line 30, in main)."
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("a\nb\na", "a\nb\na"),
+        ("a\na\nb\nb\nb\na", "a (2 times)\nb (3 times)\na"),
+        ("a\n\n\nb\n", "a\n\n\nb"),
+    ],
+)
+def test_equal_lines_that_follow_each_other_are_one_with_their_number(text, shown):
+    assert without_repeats(text) == shown

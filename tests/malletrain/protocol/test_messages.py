@@ -12,7 +12,9 @@ import pytest
 from msgspec import inspect
 
 from malletrain.protocol import messages, wire
+from malletrain.protocol.launcher_channel import LaunchOrder
 from malletrain.protocol.payloads import Notification, SoftwareEnvironment
+from malletrain.protocol.views import RankTimesView
 
 HONEST = [
     messages.Hello(
@@ -140,6 +142,24 @@ def test_every_struct_in_a_message_is_searched_for_unknown_fields():
     assert unsearched_structs(inspect.type_info(dict[struct, str])) == [struct]
     assert unsearched_structs(inspect.type_info(list[dict[str, struct]])) == []
     assert unsearched_structs(inspect.type_info(messages.AnyMessage)) == []
+
+
+def always_sent(kind):
+    """Return the structs with names of fields in ``kind`` that send fields at their defaults."""
+    structs = [one.cls for one in types_in(kind) if isinstance(one, inspect.StructType)]
+    return [
+        struct.__name__
+        for struct in structs
+        if struct.__struct_defaults__
+        and not struct.__struct_config__.array_like
+        and not struct.__struct_config__.omit_defaults
+    ]
+
+
+def test_no_part_of_a_message_or_of_an_order_sends_a_field_at_its_default():
+    assert always_sent(inspect.type_info(RankTimesView)) == ["RankTimesView"]
+    assert always_sent(inspect.type_info(messages.AnyMessage)) == []
+    assert always_sent(inspect.type_info(LaunchOrder)) == []
 
 
 BIG = 2**64 - 1

@@ -40,7 +40,7 @@ class FakeAgent:
         self.rounds = {}
         self.store_of = None
         self.drain = None
-        self.drain_wait = False
+        self.stop_wait = False
         self.down = deque()
         self.up = deque()
 
@@ -75,7 +75,7 @@ class FakeAgent:
                 self.rounds[action.generation] = action
                 self.join()
         elif isinstance(action, SendDrain) and not action.number:
-            self.drain, self.drain_wait = None, False
+            self.drain, self.stop_wait = None, False
         elif isinstance(action, SendDrain):
             if self.phase == "running" and self.generation == action.generation:
                 self.drain = action.generation
@@ -99,7 +99,7 @@ class FakeAgent:
                 self.store_of = newest
                 self.up.append(("store_up", newest))
             self.phase, self.generation, self.failures, self.drain = "running", newest, (), None
-            self.drain_wait = False
+            self.stop_wait = False
             self.report()
 
     # --- what happens on the node ---
@@ -141,7 +141,7 @@ class FakeAgent:
         self.join()
 
     def drains(self):
-        self.drain_wait = True
+        self.stop_wait = True
         self.up.append(("drained", self.drain))
         self.drain = None
 

@@ -125,7 +125,7 @@ class RoundsMachine(RuleBasedStateMachine):
             assert all(w.agents[n].phase in ("running", "succeeded") for n in w.planned_nodes)
             assert all(w.agents[n].generation == w.rounds.generation for n in w.planned_nodes)
             assert not any(
-                w.agents[n].drain_wait and w.agents[n].phase == "running" for n in w.planned_nodes
+                w.agents[n].stop_wait and w.agents[n].phase == "running" for n in w.planned_nodes
             )
             formed = [f.generation for f in w.formed[-1:]]
             assert w.rounds.generation in (*formed, w.adopted), "a whole round is told of"

@@ -77,7 +77,7 @@ def test_the_progress_is_flushed_on_every_rank_when_a_drain_begins(tmp_path, mon
 
 
 def test_the_wait_ends_when_nobody_comes(agent, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("malletrain.training.drain.DRAIN_WAIT_S", 0.1)
+    monkeypatch.setattr("malletrain.training.drain.STOP_WAIT_S", 0.1)
     snapshot = Snapshot(tmp_path / "x.pt", facts={})
     agent.flags.request_drain(1)
     snapshot.step()

@@ -75,8 +75,8 @@ class AnotherRankCannotRead(Team):
 
     on_disk = False
 
-    def everywhere(self, work):
-        done = super().everywhere(work)
+    def run_on_all(self, work):
+        done = super().run_on_all(work)
         if self.on_disk:
             self.on_disk = False
             raise SnapshotError("Rank 1 cannot see it.")

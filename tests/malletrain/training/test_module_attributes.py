@@ -16,7 +16,7 @@ from malletrain.elastic.state import Holder
 from malletrain.elastic.training import StateBeforeStep
 from malletrain.training import report, snapshot_file
 from malletrain.training.module_attributes import ModuleAttributes, ModuleNumbers
-from malletrain.training.objects import schedule
+from malletrain.training.objects import after_epoch_fingerprint
 from tests.malletrain.training.worker_side import as_plain_script
 
 
@@ -219,10 +219,10 @@ def test_what_one_round_put_back_is_saved_by_the_next():
 
 def test_one_that_changes_after_a_save_in_the_code_after_an_epoch_is_noticed():
     model = Average()
-    before = schedule({"model": model})
-    assert schedule({"model": model}) == before
+    before = after_epoch_fingerprint({"model": model})
+    assert after_epoch_fingerprint({"model": model}) == before
     model.drop.p = 0.1
-    assert schedule({"model": model}) != before
+    assert after_epoch_fingerprint({"model": model}) != before
 
 
 def test_parts_that_are_gone_are_left_out():

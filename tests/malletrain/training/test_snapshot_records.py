@@ -6,7 +6,7 @@ import pickle
 import zipfile
 
 from malletrain.training import snapshot_file
-from malletrain.training.owner import Owner, owner_in
+from malletrain.training.owner import RunIdentity, owner_in
 
 OWNER = {"job": "j1", "script": "t.py", "arguments": "ab", "daemon": "d1"}
 
@@ -39,7 +39,7 @@ def test_the_owner_of_a_snapshot_with_tensors_and_objects_of_all_kinds(tmp_path)
     snapshot_file.write(
         path, {"malletrain_snapshot": 1, "objects": objects, "owner": OWNER, "time": 1.0}, 0
     )
-    assert owner_in(path) == Owner(**OWNER)
+    assert owner_in(path) == RunIdentity(**OWNER)
     assert not os.path.exists("never")
 
 
@@ -56,4 +56,4 @@ def test_what_names_nobody_and_what_is_no_snapshot(tmp_path):
     assert owner_in(str(path)) is None
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x/data.pkl", pickle.dumps({"malletrain_snapshot": 1, "owner": OWNER}))
-    assert owner_in(str(path)) == Owner(**OWNER)
+    assert owner_in(str(path)) == RunIdentity(**OWNER)

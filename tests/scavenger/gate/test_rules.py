@@ -96,6 +96,26 @@ def test_a_submission_with_more_less_or_something_else_is_refused(name):
     assert passes(words, kind, prefix="other-") is None
 
 
+def test_a_pbs_lease_may_have_several_attribute_options_of_the_rules():
+    words = submissions()["fixed"][1]
+    first, second = ["-W", "umask=027"], ["-W", "group_list=hpc,sandbox=PRIVATE"]
+    rules = (*OPTIONS["pbs"], " ".join(first), " ".join(second))
+    assert passes([*words, *first, *second], "pbs", options=rules)
+    assert passes([words[0], *second, *first, *words[1:]], "pbs", options=rules)
+    for changed in (first, second, [*first, "-W", "group_list=hpc"], [*first, "-W", "umask=027"]):
+        assert not passes([*words, *changed], "pbs", options=rules), changed
+    for more in ("block=true", "umask=000", "Output_Path=/home/ann/.bashrc"):
+        assert not passes([*words, *first, *second, "-W", more], "pbs", options=rules), more
+        assert not passes([words[0], "-W", more, *words[1:], *first, *second], "pbs", options=rules)
+
+
+@pytest.mark.parametrize("again", ["umask=000", "Umask = 000", "sandbox=PRIVATE, umask=000"])
+def test_an_attribute_of_a_pbs_lease_has_one_value(again):
+    words, rules = submissions()["fixed"][1], (*OPTIONS["pbs"], "-W umask=027", f"-W {again}")
+    with pytest.raises(GateClosed, match=r"qsub may have -W umask once\."):
+        gated([*words, "-W", "umask=027", "-W", again], replace(RULES["pbs"], options=rules))
+
+
 @pytest.mark.parametrize("name", submissions())
 def test_a_letter_changed_anywhere_makes_a_lease_of_other_numbers_or_nothing(name):
     kind, words = submissions()[name]

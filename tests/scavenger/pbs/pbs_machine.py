@@ -1,8 +1,11 @@
-"""An imitation of a small PBS: server, scheduler and MoMs in one process, and the commands that
-speak to it through a directory.
+"""An imitation of a small PBS: server, scheduler and MoMs in one process, which also answers the
+commands (fake_pbs.py has them).
 
-    python -I -S pbs_machine.py ROOT serve           until ROOT/stop exists
-    python -I -S pbs_machine.py ROOT qstat|pbsnodes|qsub|qdel|qmgr|pbs_rstat ARGUMENTS...
+    python -I -S pbs_machine.py ROOT           until ROOT/stop exists
+
+A command writes the path of its answer into the pipe ROOT/requests. PATH.request has its standard
+input's file, two variables of its environment and its words; what it prints goes to PATH.out and
+PATH.err, and its exit status into PATH itself, a pipe.
 
 Jobs are real processes: a top shell in a session of its own reads the name of the script from its
 standard input, as MoM starts it, and signals go to every process of that session (openpbs,
@@ -16,16 +19,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # it runs as a script, without the repository
 
 from pbs_commands import COMMANDS, died, qsub
 from pbs_state import KILL_DELAY_S, SERVER, USER, has_room, size_kb, state_of
+
+STEP_S = 0.03
+"""Time between two looks at the jobs, seconds."""
 
 
 class Machine:
@@ -39,12 +47,24 @@ class Machine:
         """Jobs of which something was left when the leader of their session had ended."""
 
     def serve(self) -> None:
+        requests = os.open(self.root / "requests", os.O_RDWR | os.O_CLOEXEC)
+        next_step = 0.0
         while not (self.root / "stop").exists():
-            with state_of(self.root) as state:
-                self.step(state, time.time())
-            time.sleep(0.03)
+            if time.monotonic() >= next_step:
+                with state_of(self.root) as state:
+                    self.step(state, time.time())
+                next_step = time.monotonic() + STEP_S
+            self.answer(requests, max(0.0, next_step - time.monotonic()))
+        (self.root / "requests").unlink()  # nobody else can ask
+        self.answer(requests, 0.0)
         for shell in self.shells.values():
             signal_session(shell.pid, signal.SIGKILL)
+
+    def answer(self, requests: int, wait_s: float) -> None:
+        """Answer the commands that have asked, or that ask within ``wait_s`` seconds."""
+        if select.select([requests], [], [], wait_s)[0]:
+            for answer in os.read(requests, 1 << 16).decode().splitlines():
+                answer_command(self.root, Path(answer))
 
     def step(self, state, now) -> None:
         for number, job in state["jobs"].items():
@@ -270,12 +290,37 @@ def signal_session(leader: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def main(argv: list[str]) -> int:
-    root, command, args = Path(argv[0]), argv[1], argv[2:]
-    if command == "serve":
-        Machine(root).serve()
-        return 0
-    script = sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if command == "qsub" else ""
+def answer_command(root: Path, answer: Path) -> None:
+    """Run a command for the process that waits at the pipe ``answer``."""
+    request = answer.with_name(f"{answer.name}.request").read_bytes()
+    words = request.decode("utf-8", "surrogateescape").split("\0")[:-1]
+    stdin, zone, user, command, *args = words
+    with (
+        open(f"{answer}.out", "w", encoding="utf-8", errors="surrogateescape") as out,
+        open(f"{answer}.err", "w", encoding="utf-8", errors="surrogateescape") as err,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        # The commands read these two.
+        os.environ.update(TZ=zone, FAKE_PBS_USER=user or USER)
+        try:
+            code = run(root, command, args, stdin)
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    # Who was killed meanwhile does not listen.
+    with contextlib.suppress(OSError):
+        pipe = os.open(answer, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, f"{code}\n".encode())
+        os.close(pipe)
+    answer.unlink()
+
+
+def run(root: Path, command: str, args: list[str], stdin: str) -> int:
+    """Return the exit status of a command."""
+    script = ""
+    if command == "qsub":
+        script = Path(stdin).read_bytes().decode("utf-8", "surrogateescape")
     with state_of(root) as state:
         if state.get("dead"):
             return died(command)
@@ -283,4 +328,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    Machine(Path(sys.argv[1])).serve()

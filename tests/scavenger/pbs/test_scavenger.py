@@ -236,5 +236,6 @@ def test_a_failed_poll_changes_nothing(world, tool, trouble):
     assert made.tools.calls("qsub") == []
     made.pbs.works(tool)
     one.commands.policy = CommandPolicy(PATIENCE_S, 1, 0.0)
-    one.settings.__dict__["idle_for_s"] = 0.1
+    one.settings.__dict__["idle_for_s"] = 5.0
+    made.later += 5.5
     assert len(one.poll().gaps) == 2, "the nodes are as long idle as they were"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scavenger.batch.limits import job_limit
+from scavenger.batch.check import job_limit
 from scavenger.slurm.job import SlurmLeaseOptions, split_by_lease
 from scavenger.slurm.limits import MAX_YIELD_S, START_WAIT_S, YIELD_PAUSE_S, LimitWatch, at_limit
 from scavenger.slurm.parse import read_jobs

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scavenger.batch.trial_lease import END_TIMEOUT_S, GAP_TIMEOUT_S, START_TIMEOUT_S, try_lease
+from scavenger.batch.check import END_TIMEOUT_S, GAP_TIMEOUT_S, START_TIMEOUT_S, try_lease
 from scavenger.interface import (
     Explanation,
     Gap,

@@ -22,9 +22,9 @@ server ends with the launcher, with its exit code.
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
-import importlib.util
 import json
 import mmap
 import os
@@ -32,7 +32,8 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -54,6 +55,8 @@ PRELOADED = (
 _PACKAGE = "malletrain"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 """Signals that the fork server forwards to the launcher."""
+_CLOCK_TICK_NS = 10_000_000
+"""Longest time by which the clock of a file system is late, nanoseconds: one tick of the kernel."""
 
 
 @dataclass
@@ -238,7 +241,7 @@ def _run_script(argv: Sequence[str]) -> int:
     return script.run(argv)
 
 
-class _Package(MetaPathFinder, Loader):
+class _Package(MetaPathFinder):
     """The modules of malletrain that this process has imported, for the scripts of its forks.
 
     A script's import of malletrain finds what it would find in a new Python, such as a package in
@@ -249,13 +252,16 @@ class _Package(MetaPathFinder, Loader):
     """
 
     def __init__(self) -> None:
+        self._began_ns = time.time_ns() - _CLOCK_TICK_NS
+        """A file that was changed at this time or later may have been changed after its import."""
         self._modules: dict[str, ModuleType] = {}
         """Imported modules by name."""
-        self._files: dict[str, tuple[int, int] | None] = {}
-        """File of an imported module → its version when it was imported."""
+        self._files: dict[str, tuple[int, ...] | None] = {}
+        """File of an imported module → its version when it was imported; empty if it may have been
+        changed since, between its import and its record.
+        """
         self._count = 0
         """Number of all modules at the last record."""
-        self._loader: Loader | None = None
         self._is_offered = False
         """Whether this is a fork whose script has not imported malletrain."""
 
@@ -269,8 +275,11 @@ class _Package(MetaPathFinder, Loader):
         for name, module in sys.modules.items():
             if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
                 self._modules[name] = module
-                if path := getattr(module, "__file__", None):
-                    self._files.setdefault(path, _file_version(path))
+                path = getattr(module, "__file__", None)
+                if path and path not in self._files:
+                    version = _file_version(path)
+                    is_recent = version is not None and version[0] >= self._began_ns
+                    self._files[path] = () if is_recent else version
 
     def offer(self) -> None:
         """Forget the modules in this fork until its script imports malletrain."""
@@ -280,45 +289,84 @@ class _Package(MetaPathFinder, Loader):
         sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, fullname: str, path: object = None, target: object = None
+        self, fullname: str, path: Any = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find for malletrain; None for everything else."""
+        """Return what the other finders find for malletrain, with a loader that takes the modules
+        over if they are the same; None for everything else, and for a script that has modules of
+        malletrain of its own. Nothing else is changed: a script may look without importing.
+        """
         if fullname != _PACKAGE or not self._is_offered:
             return None
-        self._is_offered = False
-        spec = importlib.util.find_spec(fullname)
-        package = self._modules[fullname]
-        if spec is not None and spec.origin == package.__file__ and self._is_unchanged():
+        if not sys.modules.keys().isdisjoint(self._modules):
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find and find(fullname, path, target)
+            if spec is not None:
+                return self._with_modules(spec)
+        return None
+
+    def _with_modules(self, spec: ModuleSpec) -> ModuleSpec:
+        """Return a spec that takes the modules over; ``spec`` itself if it is of other files."""
+        package = self._modules[_PACKAGE]
+        is_same = spec.origin == package.__file__ and all(
+            _file_version(path) == version for path, version in self._files.items()
+        )
+        if spec.loader is None or not is_same:
+            return spec
+        taking_over = copy.copy(spec)
+        taking_over.loader = _PackageLoader(spec.loader, self)
+        return taking_over
+
+    def offered(self) -> ModuleType | None:
+        """Return the package, whose attributes are the modules; None if it is not offered."""
+        return self._modules[_PACKAGE] if self._is_offered else None
+
+    def take_over(self) -> None:
+        """Give the script of this fork the modules, unless it has them."""
+        if self._is_offered:
+            self._is_offered = False
             fault_points.read_environment()
             sys.modules.update(self._modules)
-            del sys.modules[fullname]  # until it is executed
-            self._loader, spec.loader = spec.loader, self
-        return spec
 
-    def _is_unchanged(self) -> bool:
-        return all(_file_version(path) == version for path, version in self._files.items())
+
+class _PackageLoader(Loader):
+    """Loads the package, and takes its modules over. Everything that a script asks a loader for,
+    such as its source, is that of the package's own loader.
+    """
+
+    def __init__(self, own: Loader, package: _Package) -> None:
+        self._own = own
+        self._package = package
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_own"), name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the package as it is: the modules are its attributes."""
-        return self._modules[spec.name]
+        """Return the package as it is; None, for a new one, if it is not offered any more."""
+        return self._package.offered()
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the package."""
-        if self._loader is not None and module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader
-            self._loader.exec_module(module)
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        self._package.take_over()
+        self._own.exec_module(module)
 
 
 _package = _Package()
 
 
-def _file_version(path: str) -> tuple[int, int] | None:
-    """Return time of modification (ns) and size (bytes) of a file; None if there is none."""
+def _file_version(path: str) -> tuple[int, ...] | None:
+    """Return what another version of a file would have different: time of change (ns), inode, time
+    of modification (ns) and size (bytes); None if there is no file.
+    """
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size
+    return status.st_ctime_ns, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class _EndMark:
@@ -355,8 +403,11 @@ def preload() -> None:
     gc.disable()
     try:
         for name in PRELOADED:
-            importlib.import_module(name)
-        _preload_more(os.environ.get(env.PRELOAD, ""))
+            if name.startswith(f"{_PACKAGE}."):
+                _import_tolerantly([name], "the fork server preloads")
+            else:
+                importlib.import_module(name)
+        _import_tolerantly(os.environ.get(env.PRELOAD, "").split(","), f"{env.PRELOAD} names")
     finally:
         gc.enable()
     _package.record()
@@ -364,16 +415,20 @@ def preload() -> None:
     gc.freeze()
 
 
-def _preload_more(names: str) -> None:
-    """Import the modules that the job asks for. If one cannot be imported, this is reported, and
-    the script's own import shows the error in full.
+def _import_tolerantly(names: Iterable[str], subject: str) -> None:
+    """Import modules. If one cannot be imported, this is reported, and the script's own import
+    shows the error in full.
+
+    Args:
+        names: names of modules; empty ones are skipped.
+        subject: who asks for them, the beginning of the report.
     """
-    for name in filter(None, (part.strip() for part in names.split(","))):
+    for name in filter(None, map(str.strip, names)):
         try:
             importlib.import_module(name)
         except Exception as error:
             print(
-                f"malletrain: {env.PRELOAD} names {name!r}, which cannot be imported: {error}",
+                f"malletrain: {subject} {name!r}, which cannot be imported: {error}",
                 file=sys.stderr,
                 flush=True,
             )

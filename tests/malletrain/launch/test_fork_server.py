@@ -26,7 +26,7 @@ fork_server.PRELOADED = ("malletrain.training.snapshot",)  # without torch
 fork_server.preload()
 exec(sys.argv[1])
 if (pid := os.fork()) == 0:
-    os._exit(fork_server._run_script(sys.argv[2:]))
+    fork_server.script.leave(fork_server._run_script(sys.argv[2:]))
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 _IMPORT = """
@@ -42,10 +42,15 @@ assert malletrain.__spec__.loader is malletrain.__loader__
 
 def test_modules_a_job_asks_for_are_there_and_others_are_told():
     code = (
-        "from malletrain.launch.fork_server import _preload_more; import sys; "
-        "_preload_more('colorsys, no_such_module,,'); print('colorsys' in sys.modules)"
+        "from malletrain.launch import fork_server; import sys; "
+        "fork_server.PRELOADED = (); fork_server.preload(); print('colorsys' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, env.PRELOAD: "colorsys, no_such_module,,"},
+    )
     assert result.stdout == "True\n"
     assert "MALLETRAIN_PRELOAD names 'no_such_module', which cannot be imported" in result.stderr
 
@@ -111,8 +116,8 @@ def test_a_crash_after_the_end_of_a_script_does_not_count(capfd):
     assert output.count("\n") == 2
 
 
-def output_of_fork(folder, script, after_preload="", path=()):
-    """Return the output of a script in a fork of a fork server.
+def run_in_fork(folder, script, after_preload="", path=()):
+    """Run a script in a fork of a fork server, with its exit handlers.
 
     Args:
         folder: directory for the script.
@@ -123,15 +128,75 @@ def output_of_fork(folder, script, after_preload="", path=()):
     (folder / "train.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), *sys.path])}
     command = [sys.executable, "-c", _RUN_IN_FORK, after_preload, str(folder / "train.py")]
-    result = subprocess.run(
+    return subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=folder.parent
     )
+
+
+def output_of_fork(folder, script, after_preload="", path=()):
+    """Return the output of a script that succeeds, see :func:`run_in_fork`."""
+    result = run_in_fork(folder, script, after_preload, path)
     assert (result.returncode, result.stderr) == (0, ""), result
     return result.stdout
 
 
 def test_a_script_takes_over_the_modules_of_malletrain_when_it_imports_it(tmp_path):
     assert output_of_fork(tmp_path, _IMPORT) == f"{malletrain.__file__} False True\n"
+
+
+_LOOK = """
+import importlib.util, sys
+for _ in range(2):
+    spec = importlib.util.find_spec("malletrain")
+    assert "MalleTrain" in spec.loader.get_source("malletrain")
+    assert not any(name.startswith("malletrain") for name in sys.modules)
+"""
+
+
+def test_a_script_may_look_for_malletrain_before_it_imports_it(tmp_path):
+    """The usual guard of an optional library. What was found may also be loaded later."""
+    output = f"{malletrain.__file__} False True\n"
+    assert output_of_fork(tmp_path, _LOOK + _IMPORT) == output
+    load = (
+        "other = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(other)\n"
+        "assert other is not malletrain and other.Snapshot is malletrain.Snapshot\n"
+    )
+    assert output_of_fork(tmp_path, _LOOK + _IMPORT + load) == output
+
+
+def test_a_script_keeps_a_module_of_malletrain_that_it_has_made(tmp_path):
+    script = (
+        "import sys, types\n"
+        "stub = sys.modules['malletrain.training.report'] = types.ModuleType('stub')\n"
+        "stub.report = 'stub'\n"
+        "import malletrain\n"
+        "print(malletrain.report, flush=True)\n"
+    )
+    assert output_of_fork(tmp_path, script) == "stub\n"
+
+
+def test_a_script_that_has_ended_writes_no_snapshot(tmp_path):
+    """Its exit handler frees an iterator. A loop that is left does the work of its last step."""
+    path = tmp_path / "snapshot.pt"
+    script = (
+        "import atexit, os\n"
+        "iterators = []\n"
+        "atexit.register(lambda: print('snapshot:', os.path.exists(path), flush=True))\n"
+        "atexit.register(iterators.clear)\n"
+        "import torch, malletrain\n"
+        f"path = {str(path)!r}\n"
+        "data = torch.utils.data.TensorDataset(torch.arange(8))\n"
+        "sampler = malletrain.ElasticSampler(8, global_batch_size=2)\n"
+        "loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)\n"
+        "snapshot = malletrain.Snapshot(path, sampler=sampler, every_s=1e-9)\n"
+        "snapshot.restore()\n"
+        "iterators.append(iter(loader))\n"
+        "next(iterators[0])\n"
+        "sampler.advance()\n"
+        "snapshot.step()\n"
+    )
+    assert output_of_fork(tmp_path, script) == "snapshot: False\n"
 
 
 @pytest.fixture
@@ -146,13 +211,41 @@ def library(tmp_path):
 
 
 def test_a_script_imports_a_malletrain_that_was_installed_since(tmp_path, library):
-    changed = library / "malletrain" / "training" / "report.py"
-    install = f"open({str(changed)!r}, 'a').write('pass')"
-    path, script = [library], tmp_path / "script"
+    changed = str(library / "malletrain" / "training" / "report.py")
+    script = tmp_path / "script"
     script.mkdir()
     package = library / "malletrain" / "__init__.py"
-    assert output_of_fork(script, _IMPORT, "", path) == f"{package} False True\n"
-    assert output_of_fork(script, _IMPORT, install, path) == f"{package} False False\n"
+    assert output_of_fork(script, _IMPORT, "", [library]) == f"{package} False True\n"
+    append = f"open({changed!r}, 'a').write('pass')"
+    # of the same size and time of modification
+    replace = f"import shutil; os.replace(shutil.copy2({changed!r}, 'new'), {changed!r})"
+    for install in (append, replace):
+        assert output_of_fork(script, _IMPORT, install, [library]) == f"{package} False False\n"
+
+
+def test_a_script_imports_a_malletrain_that_was_installed_while_the_fork_server_began(
+    tmp_path, library, monkeypatch
+):
+    changed = str(library / "malletrain" / "training" / "report.py")
+    (library / "installation.py").write_text(f"open({changed!r}, 'a').write('pass')\n")
+    monkeypatch.setenv(env.PRELOAD, "installation")
+    package = library / "malletrain" / "__init__.py"
+    assert output_of_fork(tmp_path, _IMPORT, "", [library]) == f"{package} False False\n"
+
+
+def test_a_fork_server_outlives_a_malletrain_that_is_installed_in_part(tmp_path, library):
+    broken = library / "malletrain" / "training" / "snapshot.py"
+    broken.write_text("raise ImportError('no such part')\n")
+    sentence = (
+        "malletrain: the fork server preloads 'malletrain.training.snapshot', which cannot be "
+        "imported: no such part\n"
+    )
+    result = run_in_fork(tmp_path, "import malletrain; malletrain.report", "", [library])
+    assert (result.returncode, result.stderr) == (0, sentence)
+    result = run_in_fork(tmp_path, "import malletrain; malletrain.Snapshot", "", [library])
+    assert result.returncode == 1
+    assert result.stderr.startswith(sentence + "Traceback")
+    assert result.stderr.endswith("ImportError: no such part\n")
 
 
 @pytest.mark.parametrize("where", ["beside the script", "on a path that the script adds"])

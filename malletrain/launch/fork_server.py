@@ -7,7 +7,8 @@ directory and output, and runs the script as ``python script`` would
 (:mod:`malletrain.launch.script`). The fork server stays single-threaded and runs nothing itself, so
 forking is safe; importing torch does not initialise CUDA. It imports the modules that every
 training script needs. ``MALLETRAIN_PRELOAD=module,module`` in a job's environment adds modules;
-``MALLETRAIN_PRELOAD=0`` starts every worker as a new Python.
+``MALLETRAIN_PRELOAD=0`` starts every worker as a new Python. A script that imports malletrain gets
+the modules of the fork server, if its own import would find the same files (:class:`_Package`).
 
     agent → supervisor → fork server ─┬ launcher (requests workers through clients on a Unix socket)
                                       └ workers
@@ -21,6 +22,7 @@ server ends with the launcher, with its exit code.
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import json
@@ -30,21 +32,31 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from malletrain.launch import script
 from malletrain.launch.cores import apply_threads
 from malletrain.launch.supervisor import die_with_parent, is_meant, set_name
-from malletrain.protocol import env
+from malletrain.protocol import env, fault_points
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import loader_workers
 
-PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+PRELOADED = (
+    *("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo"),
+    *("malletrain.training.snapshot", "malletrain.training.step_hooks"),
+)
 """Modules that are imported in advance. (Constructing any optimizer imports torch._dynamo.)"""
+_PACKAGE = "malletrain"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 """Signals that the fork server forwards to the launcher."""
+_CLOCK_TICK_NS = 10_000_000
+"""Longest time by which the clock of a file system is late, nanoseconds: one tick of the kernel."""
 
 
 @dataclass
@@ -220,18 +232,141 @@ def _run_script(argv: Sequence[str]) -> int:
     """Run ``argv`` (see :func:`malletrain.launch.script.run`) as in a new process. Return its exit
     code.
     """
-    # The training-side library reads its environment when it is imported, and the environment of
-    # this fork differs from that of the fork server.
-    for name in [
-        name for name in sys.modules if name == "malletrain" or name.startswith("malletrain.")
-    ]:
-        del sys.modules[name]
+    _package.offer()
     # Otherwise all forks would draw the same numbers. The module random reseeds itself.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()  # a GPU's is made, and seeded, by the fork
     return script.run(argv)
+
+
+class _Package(MetaPathFinder):
+    """The modules of malletrain that this process has imported, for the scripts of its forks.
+
+    A script's import of malletrain finds what it would find in a new Python, such as a package in
+    the script's own directory, or a version that was installed since. If that is what this process
+    has, the import takes these modules over: to define their classes once more is most of what
+    malletrain costs a worker before its first step. The package itself is executed again, in the
+    environment of the fork, because a worker reports its import.
+    """
+
+    def __init__(self) -> None:
+        self._began_ns = time.time_ns() - _CLOCK_TICK_NS
+        """A file that was changed at this time or later may have been changed after its import."""
+        self._modules: dict[str, ModuleType] = {}
+        """Imported modules by name."""
+        self._files: dict[str, tuple[int, ...] | None] = {}
+        """File of an imported module → its version when it was imported; empty if it may have been
+        changed since, between its import and its record.
+        """
+        self._count = 0
+        """Number of all modules at the last record."""
+        self._is_offered = False
+        """Whether this is a fork whose script has not imported malletrain."""
+
+    def record(self) -> None:
+        """Record the modules that were imported since the last call. If there are none, as in the
+        fork of a warm server, look at no module: that copies its memory.
+        """
+        if len(sys.modules) == self._count:
+            return
+        self._count = len(sys.modules)
+        for name, module in sys.modules.items():
+            if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
+                self._modules[name] = module
+                path = getattr(module, "__file__", None)
+                if path and path not in self._files:
+                    version = _file_version(path)
+                    is_recent = version is not None and version[0] >= self._began_ns
+                    self._files[path] = () if is_recent else version
+
+    def offer(self) -> None:
+        """Forget the modules in this fork until its script imports malletrain."""
+        for name in self._modules:
+            sys.modules.pop(name, None)
+        self._is_offered = True
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the other finders find for malletrain, with a loader that takes the modules
+        over if they are the same; None for everything else, and for a script that has modules of
+        malletrain of its own. Nothing else is changed: a script may look without importing.
+        """
+        if fullname != _PACKAGE or not self._is_offered:
+            return None
+        if not sys.modules.keys().isdisjoint(self._modules):
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find and find(fullname, path, target)
+            if spec is not None:
+                return self._with_modules(spec)
+        return None
+
+    def _with_modules(self, spec: ModuleSpec) -> ModuleSpec:
+        """Return a spec that takes the modules over; ``spec`` itself if it is of other files."""
+        package = self._modules[_PACKAGE]
+        is_same = spec.origin == package.__file__ and all(
+            _file_version(path) == version for path, version in self._files.items()
+        )
+        if spec.loader is None or not is_same:
+            return spec
+        taking_over = copy.copy(spec)
+        taking_over.loader = _PackageLoader(spec.loader, self)
+        return taking_over
+
+    def offered(self) -> ModuleType | None:
+        """Return the package, whose attributes are the modules; None if it is not offered."""
+        return self._modules[_PACKAGE] if self._is_offered else None
+
+    def take_over(self) -> None:
+        """Give the script of this fork the modules, unless it has them."""
+        if self._is_offered:
+            self._is_offered = False
+            fault_points.read_environment()
+            sys.modules.update(self._modules)
+
+
+class _PackageLoader(Loader):
+    """Loads the package, and takes its modules over. Everything that a script asks a loader for,
+    such as its source, is that of the package's own loader.
+    """
+
+    def __init__(self, own: Loader, package: _Package) -> None:
+        self._own = own
+        self._package = package
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_own"), name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the package as it is; None, for a new one, if it is not offered any more."""
+        return self._package.offered()
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the package."""
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        self._package.take_over()
+        self._own.exec_module(module)
+
+
+_package = _Package()
+
+
+def _file_version(path: str) -> tuple[int, ...] | None:
+    """Return what another version of a file would have different: time of change (ns), inode, time
+    of modification (ns) and size (bytes); None if there is no file.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ctime_ns, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class _EndMark:
@@ -268,24 +403,32 @@ def preload() -> None:
     gc.disable()
     try:
         for name in PRELOADED:
-            importlib.import_module(name)
-        _preload_more(os.environ.get(env.PRELOAD, ""))
+            if name.startswith(f"{_PACKAGE}."):
+                _import_tolerantly([name], "the fork server preloads")
+            else:
+                importlib.import_module(name)
+        _import_tolerantly(os.environ.get(env.PRELOAD, "").split(","), f"{env.PRELOAD} names")
     finally:
         gc.enable()
+    _package.record()
     gc.collect()
     gc.freeze()
 
 
-def _preload_more(names: str) -> None:
-    """Import the modules that the job asks for. If one cannot be imported, this is reported, and
-    the script's own import shows the error in full.
+def _import_tolerantly(names: Iterable[str], subject: str) -> None:
+    """Import modules. If one cannot be imported, this is reported, and the script's own import
+    shows the error in full.
+
+    Args:
+        names: names of modules; empty ones are skipped.
+        subject: who asks for them, the beginning of the report.
     """
-    for name in filter(None, (part.strip() for part in names.split(","))):
+    for name in filter(None, map(str.strip, names)):
         try:
             importlib.import_module(name)
         except Exception as error:
             print(
-                f"malletrain: {env.PRELOAD} names {name!r}, which cannot be imported: {error}",
+                f"malletrain: {subject} {name!r}, which cannot be imported: {error}",
                 file=sys.stderr,
                 flush=True,
             )

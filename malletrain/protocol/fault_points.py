@@ -122,6 +122,13 @@ class FaultRaised(OSError):
     """Raised at a point that is armed with ``raise``: no space is left on the device."""
 
 
+def read_environment() -> None:
+    """Use the folder that the environment names now. A fork may have another than its parent."""
+    global _FOLDER
+    _FOLDER = os.environ.get(env.FAULTS, "")
+    _PASSED.clear()
+
+
 def reached(point: FaultPoint) -> None:
     """Report that this process is at ``point``; a test may have armed it."""
     if _FOLDER:

@@ -32,7 +32,6 @@ from malletrain.training.ranks import rank_and_world
 
 _exiting = threading.Event()
 """Set when the script has ended. An iterator that is freed then has not been left."""
-atexit.register(_exiting.set)
 WAIT_S = 1.0
 """Maximum time that rank 0 waits, seconds. The state is saved then, but of a notice of 5 s a drain
 may take 3 s.
@@ -53,6 +52,9 @@ class StepEnd:
         """Epochs, and thread, whose next request of a batch the work waits for; None for none."""
         self._due_at_close = False
         self._watched: list[CountedEpochs] = []
+        # Not when this module is imported: a fork server imports it before the script registers
+        # its exit handlers, which would then run first.
+        atexit.register(_exiting.set)
 
     def watch(self, epochs: CountedEpochs) -> None:
         """Learn how the loop over ``epochs`` gets its batches. Without that its work is not kept

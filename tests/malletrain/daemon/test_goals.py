@@ -6,9 +6,9 @@ import pytest
 
 from allocator import ScalingCurve
 from malletrain.core.controller import Controller
-from malletrain.core.events import GapsSeen, JobSubmitted
+from malletrain.core.events import GapsSeen, JobCancelled, JobSubmitted, NodeJoined, Tick
 from malletrain.core.forecast import Forecast, Made
-from malletrain.core.goals import OwnerGoals
+from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.settings import ControllerSettings
 from malletrain.daemon.jobs.goals import JobGoals, goals_problem
 from malletrain.daemon.site.metrics import Metrics
@@ -99,3 +99,26 @@ def test_what_came_of_forecasts_is_known_after_a_restart(store):
     # Forty jobs took three times as long; ten imagined ones stand for the doubt.
     assert forecast.end - NOW == pytest.approx(HOUR * 3**0.8)
     assert forecast.low - NOW == pytest.approx(0.9 * HOUR * (3 / 0.9) ** 0.8 * 0.8**0.2)
+
+
+def test_deadlines_that_more_nodes_would_meet_are_counted(store):
+    """On the one node that there is, both jobs would be late. Four would finish one in time."""
+    controller, metrics = Controller(ControllerSettings()), Metrics()
+    goals = JobGoals(store, Stopped(), controller, metrics)
+    curve = ScalingCurve.of({1: 1.0, 2: 2.0, 4: 4.0})
+    controller.handle(NodeJoined("n0"), NOW)
+    for job, work in (("saved by four", 3 * HOUR), ("late on four", 9 * HOUR)):
+        goals_of_owner = OwnerGoals(NOW + HOUR, None, work)
+        controller.handle(JobSubmitted(job, 1, 4, curve=curve, goals=goals_of_owner), NOW)
+    controller.handle(Tick(), NOW + 1.0)
+    goals.keep(at_once=True)
+    in_danger = metrics.registry.get_sample_value("malletrain_deadlines_in_danger")
+    standings = {job: record.standing for job, record in controller.goals.records.items()}
+    assert (in_danger, standings) == (
+        1,
+        {"saved by four": GoalStanding.INFEASIBLE, "late on four": GoalStanding.INFEASIBLE},
+    )
+    for job in standings:
+        controller.handle(JobCancelled(job), NOW + 2.0)
+    goals.keep(at_once=True)
+    assert metrics.registry.get_sample_value("malletrain_deadlines_in_danger") == 0

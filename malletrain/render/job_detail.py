@@ -52,7 +52,7 @@ RESCALES = {
     "start": "started on {to}",
     "up": "grew: {before} → {to}",
     "down": "shrank: {before} → {to}",
-    "loss": "lost nodes: {before} → {to}",
+    "loss": "after a loss: {before} → {to}",
     "same": "moved: {to}",
 }
 """Kind of rescale → text. ``to``: the number after it, with its noun."""

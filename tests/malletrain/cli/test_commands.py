@@ -222,6 +222,17 @@ def test_words_that_people_understand(run, daemon):
             assert word not in out, (command, word)
 
 
+def test_a_loss_that_left_all_nodes_is_not_one_of_nodes(run, daemon):
+    """In live mode a killed worker that joins again is a loss, too."""
+    loss = RescaleView(
+        generation=2, kind="loss", from_nodes=3, to_nodes=3, began=1000.0, cost_s=2.0
+    )
+    daemon.answers["job"] = lambda p: detail(rescales=(loss,))
+    out = run("show", "train").stdout
+    assert "after a loss: 3 → 3 nodes" in out
+    assert "lost nodes" not in out
+
+
 def test_show_why_it_failed(run, daemon):
     daemon.answers["job"] = lambda p: detail(
         job=job_view(state="failed", tries=3), failure="rank 1 exited with 1:\nValueError: bad"

@@ -1,8 +1,6 @@
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-import pytest
-
 from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.daemon.jobs.repository import JobRepository
 from malletrain.daemon.jobs.worker_counts import StepWindows

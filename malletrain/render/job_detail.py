@@ -52,7 +52,7 @@ RESCALES = {
     "start": "started on {to}",
     "up": "grew: {before} → {to}",
     "down": "shrank: {before} → {to}",
-    "loss": "lost nodes: {before} → {to}",
+    "loss": "after a loss: {before} → {to}",
     "same": "moved: {to}",
 }
 """Kind of rescale → text. ``to``: the number after it, with its noun."""
@@ -84,7 +84,7 @@ PAGE_CACHE_SHARE = 0.5
 
 def job(detail: JobDetail) -> RenderableType:
     """Return all details of one job: facts, scaling, starts and rescales with their phases,
-    notices, and why it failed.
+    notices, and why it failed or its last failure.
     """
     j = detail.job
     owner_curve = detail.spec.get("curve") is not None
@@ -101,9 +101,11 @@ def job(detail: JobDetail) -> RenderableType:
     for who, text in detail.stacks.items():
         parts += [Text(f"\nWhere {plain(who)} hung", "bold yellow"), Text(plain(text))]
     if detail.failure:
-        parts += [Text("\nWhy it failed", "bold red"), Text(plain(detail.failure))]
-        if j.reason and j.reason not in detail.failure:
+        has_failed = j.state == "failed"
+        parts.append(Text("\nWhy it failed" if has_failed else "\nLast failure", "bold red"))
+        if has_failed and j.reason and j.reason not in detail.failure:
             parts.append(Text(plain(j.reason)))
+        parts.append(Text(plain(detail.failure)))
     return Group(*parts)
 
 

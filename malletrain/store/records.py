@@ -61,7 +61,7 @@ class JobRow:
     snapshot: Mapping[str, Any] = field(default_factory=dict)
     """Location of its last snapshot, and the number of samples at it."""
     failure: str = ""
-    """Last lines of the failed rank."""
+    """Its last failure: a sentence, and the last lines of the rank that failed first."""
     account: str = ""
     """Account of its owner at its submission."""
     values_until: float | None = None

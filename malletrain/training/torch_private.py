@@ -31,6 +31,8 @@ _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data._utils.worker"
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_SET_TIMEOUT = "set_timeout" if hasattr(dist, "set_timeout") else "_set_pg_timeout"
+"""A newer torch (2.14 has it) warns of the private name."""
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "ElasticStream": ((_LOADER, "_worker_info"),),
     "parts of a step": (
@@ -39,7 +41,7 @@ PARTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch.nn.parallel", "DistributedDataParallel._sync_buffers"),
         (_FSDP, "FSDPParamGroup.unshard"),
     ),
-    "live mode": ((_C10D, "_world.group_count"), (_C10D, "_set_pg_timeout")),
+    "live mode": ((_C10D, "_world.group_count"), (_C10D, _SET_TIMEOUT)),
     "sharded live mode": (
         ("torch.distributed", "ProcessGroup._register_backend"),
         ("torch.distributed", "ProcessGroup._set_default_backend"),
@@ -160,7 +162,7 @@ def forget_failed_group() -> None:
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
     """Set the timeout of the following collectives of ``group``."""
-    dist.distributed_c10d._set_pg_timeout(timeout, group)  # noqa: SLF001 (likewise)
+    getattr(dist.distributed_c10d, _SET_TIMEOUT)(timeout, group)
 
 
 def set_backend_timeout(backend: Any, timeout: timedelta) -> None:

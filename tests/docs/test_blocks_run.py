@@ -63,10 +63,11 @@ SETTINGS = {
     "tracking.md 1": (settings.mlflow_tracker, "mlflow.active_run() is not None"),
     "tracking.md 2": (settings.wandb_tracker, "wandb.run is not None"),
     "tracking.md 3": (settings.wandb_tracker, "wandb.run is not None"),
-    "training-scripts.md 2": (settings.epochs_ends, "scheduler.last_epoch == 90"),
-    "training-scripts.md 3": (settings.epochs_ends, "scheduler.last_epoch == 89"),
-    "training-scripts.md 4": (settings.epochs_ends, "optimizer.param_groups[0]['lr'] == 0.01"),
-    "training-scripts.md 5": (settings.shards, "stream.epoch == 3"),
+    "training-scripts.md 2": (settings.training, "(sampler.epoch, group, samples) == (90, 1, 32)"),
+    "training-scripts.md 3": (settings.epochs_ends, "scheduler.last_epoch == 90"),
+    "training-scripts.md 4": (settings.epochs_ends, "scheduler.last_epoch == 89"),
+    "training-scripts.md 5": (settings.epochs_ends, "optimizer.param_groups[0]['lr'] == 0.01"),
+    "training-scripts.md 6": (settings.shards, "stream.epoch == 3"),
     "web.md 1": (settings.client, "malletrain.Client().set_link.call_count == 1"),
 }
 """Block: what it finds, and what holds after it."""

@@ -32,7 +32,8 @@ def test_a_script_that_crashes_at_import_fails_with_its_last_words(embedded):
     assert failed.tries == 2
     assert "no_such_module_of_mine" in failed.reason
     failure = embedded.show(job).failure
-    assert failure.startswith("[rank 0]")
+    assert failure.startswith("Rank 0 exited with code 1: ModuleNotFoundError")
+    assert "\n[rank 0]\n" in failure
     assert "ModuleNotFoundError" in failure
 
 
@@ -50,7 +51,8 @@ def test_a_crash_on_one_rank_is_told_with_the_words_of_that_rank(shared):
     job = shared.submit(script, nodes=(2, 2))
     assert shared.until_state(job, "failed", "completed").state == "failed"
     failure = shared.show(job).failure
-    assert failure.startswith("[rank 1]")
+    assert failure.startswith("Rank 1 exited with code 1: ValueError: rank one has had enough")
+    assert "\n[rank 1]\n" in failure
     assert "rank one has had enough" in failure
     assert [e.data["exit_code"] for e in shared.events("workers-failed", job)] == [1, 1]
 

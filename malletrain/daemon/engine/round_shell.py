@@ -226,15 +226,16 @@ class RoundShell:
         if len(action.nodes) == 1:
             name, [node] = run.spec.sweep or run.row.id, action.nodes
             self._failing.failed(name, run.spec.script, node, self._clock.now())
-        fallback = action.sentence
-        if run.launcher_tail:
-            fallback = f"[launcher on {named(run.launcher_nodes)}]\n{run.launcher_tail}"
-        failure = f"[rank {first.rank}]\n{first.tail}" if first and first.tail else fallback
-        sentence = action.sentence
+        sentence, output = action.sentence, ""
+        if first and first.tail:
+            output = f"[rank {first.rank}]\n{first.tail}"
+        elif run.launcher_tail:
+            output = f"[launcher on {named(run.launcher_nodes)}]\n{run.launcher_tail}"
         if first is None:
             sentence += f" See `malletrain logs {run.row.id} --launcher`."
         if len(sentence) > MAX_REASON_LENGTH:
             sentence = sentence[: MAX_REASON_LENGTH - 1] + "…"
+        failure = f"{sentence}\n{output}" if output else sentence
         self._repository.save(run, failure=failure)
         self._audit.record(
             EventKind.WORKERS_FAILED,

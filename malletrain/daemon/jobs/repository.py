@@ -381,7 +381,7 @@ def _rescale_sentence(r: RescaleRow) -> str:
     nodes = counted(r.to_nodes, "node")
     if r.kind == "start":
         return f"Started on {nodes}; the first sample came {r.cost_s:.2f} s after the decision."
-    why = ", because a node was lost" if r.kind == "loss" else ""
+    why = ", because a node or a worker was lost" if r.kind == "loss" else ""
     return f"From {r.from_nodes} to {nodes}{why}; no sample was processed for {r.cost_s:.2f} s."
 
 

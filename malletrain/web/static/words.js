@@ -99,7 +99,7 @@ export const CAUSES = {
   up: "more nodes",
   down: "fewer nodes",
   same: "other nodes",
-  loss: "a node was lost",
+  loss: "a node or a worker was lost",
 };
 
 /** Returns the state of a profile, in the words of `malletrain show` (malletrain/render/job_detail.py). */

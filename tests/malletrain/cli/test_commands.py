@@ -222,6 +222,17 @@ def test_words_that_people_understand(run, daemon):
             assert word not in out, (command, word)
 
 
+def test_a_loss_that_left_all_nodes_is_not_one_of_nodes(run, daemon):
+    """In live mode a killed worker that joins again is a loss, too."""
+    loss = RescaleView(
+        generation=2, kind="loss", from_nodes=3, to_nodes=3, began=1000.0, cost_s=2.0
+    )
+    daemon.answers["job"] = lambda p: detail(rescales=(loss,))
+    out = run("show", "train").stdout
+    assert "after a loss: 3 → 3 nodes" in out
+    assert "lost nodes" not in out
+
+
 def test_show_why_it_failed(run, daemon):
     daemon.answers["job"] = lambda p: detail(
         job=job_view(state="failed", tries=3), failure="rank 1 exited with 1:\nValueError: bad"
@@ -229,6 +240,30 @@ def test_show_why_it_failed(run, daemon):
     out = run("show", "train").stdout
     assert "Why it failed" in out
     assert "ValueError: bad" in out
+
+
+FAILURE = "Rank 1 was killed by signal 9.\n[rank 1]\nepoch 4"
+
+
+@pytest.mark.parametrize("reason", ["Rank 1 was killed by signal 9", "Its time limit is over."])
+def test_why_a_job_failed_begins_with_a_sentence(run, daemon, reason):
+    daemon.answers["job"] = lambda p: detail(
+        job=job_view(state="failed", reason=reason), failure=FAILURE
+    )
+    lines = run("show", "train").stdout.splitlines()
+    lines = lines[lines.index("Why it failed") + 1 :]
+    own = [] if reason in FAILURE else [reason]
+    assert lines == [*own, *FAILURE.splitlines()]
+
+
+@pytest.mark.parametrize("state", ["running", "suspended", "queued"])
+def test_the_last_failure_of_a_job_that_goes_on_is_not_why_it_waits(run, daemon, state):
+    view = job_view(state=state, reason="others are served first")
+    daemon.answers["job"] = lambda p: detail(job=view, failure=FAILURE)
+    out = run("show", "train").stdout
+    assert "Why it failed" not in out
+    lines = out.splitlines()
+    assert lines[lines.index("Last failure") + 1 :] == FAILURE.splitlines()
 
 
 def test_show_json_is_the_view(run, daemon):

@@ -1,9 +1,10 @@
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.daemon.jobs.repository import JobRepository
 from malletrain.daemon.jobs.worker_counts import StepWindows
-from malletrain.store.records import JobRow
+from malletrain.store.records import JobRow, RescaleRow
 from malletrain.store.store import Store
 from tests.malletrain.daemon.worker_counts import progress, trained
 
@@ -44,3 +45,11 @@ def test_what_was_seen_at_a_scale_is_stored(tmp_path):
     assert (stored.rate, stored.spread) == (seen.rate, seen.half_width)
     assert (stored.samples, stored.seconds) == (seen.samples, seen.seconds)
     assert (stored.time, stored.step_times) == (end, {})
+
+
+def test_the_sentence_of_a_loss_blames_no_node_where_a_worker_was_lost():
+    audit = MagicMock()
+    repository = JobRepository(MagicMock(), None, MagicMock(), audit)
+    repository.rescale(RescaleRow("j1", 2, "loss", 3, 3, 100.0, 102.0, 2.0))
+    sentence = audit.record.call_args.args[1]
+    assert sentence.startswith("From 3 to 3 nodes, because a node or a worker was lost; ")

@@ -9,6 +9,8 @@ import pytest
 
 from malletrain.core.events import RoundInterrupted, WorkersFailed
 from malletrain.daemon.engine.round_shell import RoundShell
+from malletrain.protocol.failures import describe
+from malletrain.protocol.messages import Failure
 from malletrain.rounds.interface import Broke
 
 RUN = SimpleNamespace(
@@ -19,13 +21,19 @@ RUN = SimpleNamespace(
 )
 
 
-def shell_of(fed, *, layout_failed=False, failing=None):
+def shell_of(fed, *, layout_failed=False, failing=None, repository=None):
     """A shell whose events for the controller are in ``fed``."""
     layouts = MagicMock()
     layouts.failed.return_value, layouts.of_round.return_value = layout_failed, None
     others = (MagicMock(), MagicMock(), failing or MagicMock())
     return RoundShell(
-        *(MagicMock() for _ in range(5)), fed.append, *others, layouts, members_changed=MagicMock()
+        *(MagicMock() for _ in range(3)),
+        repository or MagicMock(),
+        MagicMock(),
+        fed.append,
+        *others,
+        layouts,
+        members_changed=MagicMock(),
     )
 
 
@@ -50,3 +58,15 @@ def test_a_failure_counts_for_its_node_if_it_is_of_one(nodes):
     shell_of([], failing=failing).act(RUN, [Broke((), "They failed.", nodes=nodes)])
     counted_for = [call.args[2] for call in failing.failed.call_args_list]
     assert counted_for == (["n1"] if nodes == ("n1",) else [])
+
+
+def test_the_stored_failure_begins_with_its_sentence():
+    repository, killed = MagicMock(), Failure(1, -9, 1.0, "epoch 3\nepoch 4")
+    sentence = describe([killed])
+    shell_of([], repository=repository).act(RUN, [Broke((killed,), sentence)])
+    stored = repository.save.call_args.kwargs["failure"]
+    assert stored == f"{sentence}\n[rank 1]\nepoch 3\nepoch 4"
+    assert stored.startswith("Rank 1 was killed by signal 9; often the node ran out of memory.")
+    silent = Failure(1, -9, 1.0)
+    shell_of([], repository=repository).act(RUN, [Broke((silent,), describe([silent]))])
+    assert repository.save.call_args.kwargs["failure"] == describe([silent])

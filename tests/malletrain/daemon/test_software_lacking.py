@@ -105,4 +105,6 @@ def test_equal_words_of_launchers_are_shown_once_with_their_number_and_nodes(sit
             return client.job(job).failure
 
     until(failure, "the failure is stored")
-    assert failure() == f"[launcher on n[0-1]]\n{sentence} (7 times)"
+    cause, output = failure().split("\n", 1)
+    assert cause == "There is no folder /x on this node."
+    assert output == f"[launcher on n[0-1]]\n{sentence} (7 times)"

@@ -22,8 +22,9 @@ def test_the_installed_torch_has_every_part(purpose):
 
 
 def test_a_part_that_is_missing_is_named_in_a_sentence(monkeypatch):
-    monkeypatch.delattr(dist.distributed_c10d, "_set_pg_timeout")
-    with pytest.raises(RuntimeError, match=r"has no .*_set_pg_timeout, which live mode needs\. "):
+    monkeypatch.delattr(dist.distributed_c10d, "_world")
+    missing = r"has no .*_world\.group_count, which live mode needs\. "
+    with pytest.raises(RuntimeError, match=missing):
         torch_private.require("live mode")
 
 
@@ -41,6 +42,7 @@ def test_a_scaler_forgets_that_it_unscaled():
         torch_private.forget_unscaling(object())
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_a_group_that_came_to_nothing_leaves_the_next_one_its_number():
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

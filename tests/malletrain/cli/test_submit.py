@@ -413,9 +413,9 @@ def test_a_job_of_the_same_name_that_goes_on_is_named(run, daemon):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--epochs", "3"], "No such option '--epochs'. Options of the script stand after"),
-        (["--node", "1:4"], "Did you mean --nodes, --module or --name? Options of the script"),
-        (["-N", "4"], "In place of -N of sbatch there is --nodes. Options of the script"),
+        (["--epochs", "3"], r"No such option:? '?--epochs'?\. Options of the script stand after"),
+        (["--node", "1:4"], r"Did you mean --nodes, --module or --name\? Options of the script"),
+        (["-N", "4"], r"In place of -N of sbatch there is --nodes\. Options of the script"),
         (["--ntasks=4"], "of sbatch there is --nodes, times --nproc-per-node."),
         (["--max-restarts", "3"], "of torchrun there is nothing to give: the operator sets"),
     ],
@@ -423,7 +423,7 @@ def test_a_job_of_the_same_name_that_goes_on_is_named(run, daemon):
 def test_an_unknown_option_before_the_script(run, daemon, script, words, sentence):
     done = run("submit", *words, script)
     assert done.exit_code == 2
-    assert sentence in done.stderr.replace("option: -", "option '-")
+    assert re.search(sentence, done.stderr)
     assert daemon.seen == []
 
 

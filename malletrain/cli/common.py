@@ -52,7 +52,7 @@ class DaemonBusy(Refused):
     """Too many requests of this user wait for an answer."""
 
 
-class Interrupted(click.ClickException):
+class CommandInterrupted(click.ClickException):
     """Ctrl-C ended a command; the message says what goes on without it."""
 
     exit_code = INTERRUPTED
@@ -160,13 +160,13 @@ def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
         sentence: called after Ctrl-C.
 
     Raises:
-        Interrupted: Ctrl-C was pressed.
+        CommandInterrupted: Ctrl-C was pressed.
     """
     try:
         yield
     except KeyboardInterrupt:
         say("")  # the terminal has shown ^C
-        raise Interrupted(sentence()) from None
+        raise CommandInterrupted(sentence()) from None
 
 
 NOT_WATCHED = "Stopped watching."

@@ -227,10 +227,7 @@ def fail(world):
 
 def test_a_sweep_whose_trials_all_fail_stops():
     world = World(described(trials=20, at_once=2, more="most_failed = 3"))
-    words = (
-        r"trials failed and none ended well.*its job j\d failed.*sweep run FILE --name OTHER "
-        r"starts a new.*malletrain sweep resume s"
-    )
+    words = r"failed and none ended well.*j\d failed.* run FILE --name OTHER.*sweep resume s"
     with pytest.raises(SweepError, match=words):
         fail(world)
     assert len(world.trials()) < 7

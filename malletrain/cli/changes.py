@@ -174,7 +174,10 @@ def requeue(
             new = client.submit(spec)
             new_jobs.append(new)
             if not as_json:
-                click.echo(f"Submitted {new.name} as job {new.id}; it goes on where {job.id} was.")
+                click.echo(
+                    f"Submitted {new.name} as job {new.id}. It goes on from the snapshot of "
+                    f"{job.id}, if that saved one."
+                )
                 for sentence in omissions(old[job.id], spec):
                     say(sentence)
     if as_json:

@@ -17,7 +17,7 @@ import datetime
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +52,12 @@ class DaemonBusy(Refused):
     """Too many requests of this user wait for an answer."""
 
 
+class CommandInterrupted(click.ClickException):
+    """Ctrl-C ended a command; the message says what goes on without it."""
+
+    exit_code = INTERRUPTED
+
+
 class _ReportingCommand(click.Command):
     """A command whose errors are one sentence on stderr, never a traceback.
 
@@ -74,7 +80,7 @@ class _ReportingCommand(click.Command):
             code = USAGE
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else (prog_name or "malletrain")
-            say(f"{path}: {error.format_message()} See '{path} --help'.")
+            say(f"{path}: {usage_sentence(error)} See '{path} --help'.")
             code = USAGE
         except click.ClickException as error:
             say(error.format_message())
@@ -87,11 +93,7 @@ class _ReportingCommand(click.Command):
         except Exception as error:
             if os.environ.get(env.DEBUG):
                 raise
-            message = " ".join(str(error).split()) or type(error).__name__
-            say(
-                f"Something went wrong inside malletrain ({type(error).__name__}): {message} Set "
-                "MALLETRAIN_DEBUG=1 to see where."
-            )
+            say(_unexpected(error))
             code = REFUSED
         sys.exit(code)
 
@@ -113,6 +115,76 @@ class ConsoleCommand(_ReportingCommand):
 
 class CommandGroup(_ReportingCommand, click.Group):
     """A group of commands."""
+
+
+def usage_sentence(error: click.UsageError) -> str:
+    """Return what is wrong with the command line; options that resemble an unknown one come in the
+    order of their likeness.
+    """
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    sentence = f"{error.message.rstrip('.')}."
+    if not error.possibilities:
+        return sentence
+    *others, last = error.possibilities  # click sorts its own sentence by the alphabet
+    return f"{sentence} Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+
+
+def _unexpected(error: Exception) -> str:
+    """Return the sentence for an error that no command expects."""
+    if isinstance(error, FileNotFoundError) and not _current_directory_exists():
+        return (
+            "The current directory no longer exists; change to another with cd, and run the "
+            "command again."
+        )
+    message = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return (
+        f"Something went wrong inside malletrain ({type(error).__name__}): {message}. Set "
+        "MALLETRAIN_DEBUG=1 to see where."
+    )
+
+
+def _current_directory_exists() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
+    """Have Ctrl-C end the command with a sentence that says what goes on.
+
+    Args:
+        sentence: called after Ctrl-C.
+
+    Raises:
+        CommandInterrupted: Ctrl-C was pressed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("")  # the terminal has shown ^C
+        raise CommandInterrupted(sentence()) from None
+
+
+NOT_WATCHED = "Stopped watching."
+"""What Ctrl-C says where a command only shows a state again and again."""
+MAX_NAMED_JOBS = 5
+"""Maximum number of jobs that a sentence names."""
+
+
+def jobs_go_on(jobs: Sequence[str]) -> str:
+    """Return the sentence for Ctrl-C while the unfinished ``jobs``, by their ids, are followed."""
+    if not jobs:
+        return "Stopped."
+    if len(jobs) == 1:
+        return f"Job {jobs[0]} goes on; malletrain cancel {jobs[0]} ends it."
+    if len(jobs) > MAX_NAMED_JOBS:
+        return f"{len(jobs):,} jobs go on; malletrain cancel JOB ends one."
+    names = f"{', '.join(jobs[:-1])} and {jobs[-1]}"
+    return f"Jobs {names} go on; malletrain cancel {' '.join(jobs)} ends them."
 
 
 def say(sentence: str) -> None:

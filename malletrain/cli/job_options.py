@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from malletrain.cli.common import conda_environments, files, folders, job_names, say
+from malletrain.cli.common import (
+    conda_environments,
+    files,
+    folders,
+    job_names,
+    say,
+    usage_sentence,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -287,7 +294,7 @@ def _parameters(
     try:
         inner = reader.make_context(command.name, list(words))
     except click.UsageError as error:
-        raise click.UsageError(f"{script} line {line}: {error.format_message()}", ctx) from None
+        raise click.UsageError(f"{script} line {line}: {usage_sentence(error)}", ctx) from None
     return {
         name: value
         for name, value in inner.params.items()

@@ -12,7 +12,9 @@ import click
 from malletrain.cli.common import (
     Refused,
     client_of,
+    interruptible,
     job_names,
+    jobs_go_on,
     json_option,
     print_json_line,
     say,
@@ -102,11 +104,13 @@ def logs(
         click.get_current_context().exit(code)
     stream = "launcher" if launcher else "service" if service else f"rank{rank}"
     cursor, wrote, newline, code, name = "", False, True, 0, job
-    with client_of(state_dir) as client:
+    followed: list[str] = []
+    with client_of(state_dir) as client, interruptible(lambda: jobs_go_on(followed)):
         if follow:  # by its id, because the name may refer to another job by the time it has ended
             detail = client.job(job)
             _refuse_farm(detail, stream)
             job = detail.job.id
+            followed += [job] if detail.job.ended is None else []
         if tail is not None:
             piece = _last_lines(client, job, stream, tail)
             cursor = piece.cursor

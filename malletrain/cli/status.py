@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malletrain.cli.common import (
+    NOT_WATCHED,
     Refused,
     client_of,
+    interruptible,
     job_names,
     json_option,
     past_time,
@@ -121,7 +123,9 @@ def status(
 
     with client_of(state_dir) as client:
         if watch:
-            click.get_current_context().exit(_watch(client, job, as_json))
+            with interruptible(lambda: NOT_WATCHED):
+                code = _watch(client, job, as_json)
+            click.get_current_context().exit(code)
         now = client.status()
         every = every or since is not None
         jobs = (

@@ -13,10 +13,12 @@ from malletrain.cli.common import (
     client_of,
     files,
     job_names,
+    jobs_go_on,
     json_option,
     print_json,
     say,
     state_dir_option,
+    usage_sentence,
 )
 from malletrain.cli.job_options import (
     apply_directives,
@@ -53,6 +55,42 @@ LAST_EVENTS = 100
 """Number of newest events of a failed job in which the exit code of its workers is looked for."""
 
 
+EQUIVALENTS = {
+    "sbatch": {
+        "-N": "--nodes",
+        "--ntasks": "--nodes, times --nproc-per-node",
+        "-n": "--nodes, times --nproc-per-node",
+        "--ntasks-per-node": "--nproc-per-node",
+        "--job-name": "--name",
+        "--chdir": "--workdir",
+        "--export": "--env NAME=VALUE",
+        "-t": "--time-limit",
+        "--time": "--time-limit",
+        "--dependency": "--after JOB",
+        "--mail-type": "--notify",
+        "--mail-user": "--notify",
+        "-o": "malletrain logs JOB",
+        "--output": "malletrain logs JOB",
+        "-G": "--gpus, where nodes are shared",
+        "--constraint": "--kind KIND",
+        "-p": "nothing to give: the operator sets it",
+        "--partition": "nothing to give: the operator sets it",
+        "--qos": "nothing to give: the operator sets it",
+        "--account": "nothing to give: the operator sets it",
+        "--gres": "nothing to give: the operator sets it",
+    },
+    "torchrun": {
+        "--nnodes": "--nodes",
+        "--rdzv-backend": "nothing to give: MalleTrain sets it",
+        "--rdzv-endpoint": "nothing to give: MalleTrain sets it",
+        "--rdzv-id": "nothing to give: MalleTrain sets it",
+        "--max-restarts": "nothing to give: the operator sets max_tries",
+    },
+}
+"""Program → its option → what ``malletrain submit`` has in its place. docs/submitting.md has the
+table for the reader."""
+
+
 class _BeforeScript(click.Command):
     """Options end at SCRIPT, so that the script's own options need no "--" before them and are
     never taken for options of MalleTrain. If a script's option is spelled like one of MalleTrain, a
@@ -66,7 +104,11 @@ class _BeforeScript(click.Command):
         """As :meth:`click.Command.parse_args`; prints a note about options that were passed to the
         script."""
         command_line = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = f"{usage_sentence(error)} {_hint(error.option_name)}"
+            raise click.UsageError(hint, ctx) from None
         if not ctx.resilient_parsing and ctx.params.get("script") is not None:
             _apply_directives(self, ctx, _file_of(ctx.params))
         script, words = ctx.params.get("script"), ctx.params.get("args") or ()
@@ -92,6 +134,16 @@ class _BeforeScript(click.Command):
                 "script's own, put -- directly after it, which turns this note off."
             )
         return rest
+
+
+def _hint(option: str) -> str:
+    """Return what to give in place of an option that submit does not have."""
+    sentences = [
+        f"In place of {option} of {program} there is {equivalent}."
+        for program, table in EQUIVALENTS.items()
+        if (equivalent := table.get(option)) is not None
+    ]
+    return " ".join([*sentences, "Options of the script stand after the script."])
 
 
 def _apply_directives(command: click.Command, ctx: click.Context, script: str) -> None:
@@ -412,6 +464,28 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
     return warnings
 
 
+def _of_the_same_name(client: Connection, names: Sequence[str], ids: set[str]) -> list[str]:
+    """Return notes about this user's unfinished jobs that have one of ``names`` but none of
+    ``ids``, those of the jobs that the names meant."""
+    from malletrain.client import ClientError
+    from malletrain.identity.keys import user_name
+
+    try:
+        unfinished = [job for job in client.jobs(ended=0) if job.ended is None]
+    except ClientError:
+        return []  # what was asked for is done
+    user, notes = user_name(), []
+    for name in names:
+        others = [
+            job.id
+            for job in unfinished
+            if job.name == name and job.owner == user and job.id not in ids
+        ]
+        if others:
+            notes.append(f"Note: the name {name} is not unique. {jobs_go_on(others)}")
+    return notes
+
+
 @click.command()
 @click.argument(
     "jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=job_names(unfinished=True)
@@ -431,10 +505,14 @@ def cancel(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None
     """
     with client_of(state_dir) as client:
         results = client.cancel(jobs)
-    if as_json:
-        print_json({"results": results})
-    for result in results:
-        if not as_json or not result["ok"]:
-            click.echo(result["sentence"], err=not result["ok"])
+        if as_json:
+            print_json({"results": results})
+        for result in results:
+            if not as_json or not result["ok"]:
+                click.echo(result["sentence"], err=not result["ok"])
+        ids = {result["job"] for result in results}
+        names = [job for job in dict.fromkeys(jobs) if job not in ids]
+        for note in [] if as_json or not names else _of_the_same_name(client, names, ids):
+            say(note)
     if not all(result["ok"] for result in results):
         click.get_current_context().exit(REFUSED)

@@ -20,7 +20,9 @@ from malletrain.cli.common import (
     Refused,
     client_of,
     files,
+    interruptible,
     job_names,
+    jobs_go_on,
     json_option,
     print_json,
     print_json_line,
@@ -195,7 +197,8 @@ def _follow(client: Connection, farm: str, as_json: bool) -> int:
 
     terminal, shown = console(), ""
     farm = client.job(farm).job.id
-    with Live(console=terminal, auto_refresh=False) as live:
+    going_on = interruptible(lambda: jobs_go_on([farm]))
+    with going_on, Live(console=terminal, auto_refresh=False) as live:
         while True:
             job = client.job(farm).job  # before the tasks, so that the last counts are final
             view = client.do(operations.tasks(farm, limit=0))
@@ -253,15 +256,16 @@ def print_log(client: Connection, farm: str, number: int, follow: bool) -> int:
     """
     detail = client.job(farm)
     job, position = detail.job.id, 0
-    while True:
-        task = _task(client, job, number)
-        path = _log_file(str(detail.spec.get("workdir", "")), task)
-        text, position = _read(path, position)
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        if task.state in ("done", "failed", "cancelled") or not follow:
-            break
-        time.sleep(INTERVAL_S / 4)
+    with interruptible(lambda: jobs_go_on([job] if follow else [])):
+        while True:
+            task = _task(client, job, number)
+            path = _log_file(str(detail.spec.get("workdir", "")), task)
+            text, position = _read(path, position)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            if task.state in ("done", "failed", "cancelled") or not follow:
+                break
+            time.sleep(INTERVAL_S / 4)
     if not position:
         if task.tail:
             say(f"{task.log} is not on this host; this is the end of the output:")

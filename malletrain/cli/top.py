@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import Refused, client_of, state_dir_option
+from malletrain.cli.common import NOT_WATCHED, Refused, client_of, interruptible, state_dir_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,7 +133,8 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
     watcher = Watcher(follower, state_dir, interval)
     watcher.start()
     try:
-        _watch(terminal, follower, watcher)
+        with interruptible(lambda: NOT_WATCHED):
+            _watch(terminal, follower, watcher)
     finally:
         watcher.end()
 

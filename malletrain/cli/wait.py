@@ -16,7 +16,9 @@ from malletrain.cli.common import (
     DaemonBusy,
     DaemonUnreachable,
     client_of,
+    interruptible,
     job_names,
+    jobs_go_on,
     json_option,
     print_json,
     say,
@@ -123,14 +125,15 @@ def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> 
                 since = news[-1].seq if news else since
 
     away = False
-    while waiting:
-        try:
-            _answer(state_dir, wait_for_all)
-        except DaemonUnreachable as error:
-            if not away:
-                say(f"{error.format_message()} Waiting for it to come back.")
-            away = True
-            time.sleep(RETRY_INTERVAL_S)
+    with interruptible(lambda: jobs_go_on(waiting)):
+        while waiting:
+            try:
+                _answer(state_dir, wait_for_all)
+            except DaemonUnreachable as error:
+                if not away:
+                    say(f"{error.format_message()} Waiting for it to come back.")
+                away = True
+                time.sleep(RETRY_INTERVAL_S)
     return list(ended.values())
 
 

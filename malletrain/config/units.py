@@ -89,6 +89,12 @@ def parse_size(text: object) -> int:
     fractions of a byte are refused.
     """
     number, unit = _split(text, SIZE_HELP)
+    if unit in ("K", "M", "G", "T"):
+        thousands, binary = f"{unit.replace('K', 'k')}B", f"{unit}iB"
+        raise UnitError(
+            f'"{text}" is not clear: write "{number} {thousands}" (powers of 1000) or "{number} '
+            f'{binary}" (powers of 1024, as the {unit} of sbatch).'
+        )
     if unit not in SIZE_UNITS:
         raise _unknown_unit(text, unit, DURATION_UNITS, "a unit of time", SIZE_HELP)
     size = Fraction(number) * SIZE_UNITS[unit]

@@ -56,6 +56,10 @@ MAX_RUNGS_BELOW = 6
 DONE = "All trials have ended."
 _QUEUED = " {0} more wait in the study: malletrain sweep add-trials {1} {0}."
 """Trials that another program has queued in the study (Optuna's enqueue_trial)."""
+IN_THE_FILE = (
+    "If the mistake is in the sweep's file, mend it: malletrain sweep run FILE --name OTHER starts "
+    "a new sweep, because this one keeps its description."
+)
 CANCELLED = "It was cancelled."
 PRUNED, WITHDRAWN = "pruned", "cancelled"
 """Ends of a trial for which its job is cancelled."""
@@ -474,8 +478,8 @@ class Engine:
             runs = any(t.state == TrialState.RUNNING for t in trials)
             raise SweepError(
                 f"{counted(len(failed), 'trial')} failed and none ended well. Trial "
-                f"{failed[-1].number}: {why.rstrip('.')}. Mend that, then: "
-                f"malletrain sweep resume {self.ledger.name}"
+                f"{failed[-1].number}: {why.rstrip('.')}. {IN_THE_FILE} If it is "
+                f"elsewhere, mend it, then: malletrain sweep resume {self.ledger.name}"
                 + (f" (or end what runs: malletrain sweep cancel {self.ledger.name})" * runs)
             )
 
@@ -484,7 +488,8 @@ class Engine:
         if trials and all(t.state == TrialState.FAIL for t in trials):
             why = trials[-1].user_attrs.get(book.WHY, "for a reason that is not known")
             raise SweepError(
-                f"All trials failed ({len(trials)}). Trial {trials[-1].number}: {why.rstrip('.')}."
+                f"All trials failed ({len(trials)}). Trial {trials[-1].number}: "
+                f"{why.rstrip('.')}. {IN_THE_FILE}"
             )
 
     def _start_trials(self, now: float) -> None:

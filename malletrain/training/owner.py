@@ -246,8 +246,7 @@ def path_of_job(job: str, workdir: str = "", daemon: str = "") -> str:
         return os.path.abspath(paths[0])
     if paths:
         raise SnapshotError(
-            f"There are several snapshots of {job}: {', '.join(paths)}. Name the one to go "
-            "on from by its path."
+            f"There are several snapshots of {job}: {', '.join(paths)}. Name one by its path."
         )
     note = (
         f" ({', '.join(paths_of_others)}: of a job {job} of another daemon, "
@@ -256,8 +255,8 @@ def path_of_job(job: str, workdir: str = "", daemon: str = "") -> str:
         else ""
     )
     raise SnapshotError(
-        f"There is no snapshot of job {job} in {os.path.abspath(folder)}{note}. Name the one "
-        "to go on from by its path."
+        f"There is no snapshot of job {job} in {os.path.abspath(folder)}{note}. Name one by its "
+        "path."
     )
 
 

@@ -271,7 +271,8 @@ class OperatorActions:
         if problem := problem_of(spec, files=False):
             raise RequestRefused(problem, "usage")
         before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
-        sentence = f"Job {row.id} ({row.name}) may use {low}:{high} {noun}, not {before}."
+        instead = "as before" if before == f"{low}:{high}" else f"not {before}"
+        sentence = f"Job {row.id} ({row.name}) may use {low}:{high} {noun}, {instead}."
         with self._context.transaction():
             state.audit.record(
                 EventKind.JOB_LIMITED, sentence, job=row.id, min_nodes=low, max_nodes=high, by=user

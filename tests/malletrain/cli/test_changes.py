@@ -136,7 +136,7 @@ def submitted(daemon):
 def test_words_after_two_dashes_are_the_scripts(run, ended):
     done = run("requeue", "j3", "--", "--epochs", "120", "--failed")
     assert done.exit_code == 0, done.stderr
-    assert "it goes on where j3 was" in done.stdout
+    assert "It goes on from the snapshot of j3, if that saved one." in done.stdout
     (spec,) = submitted(ended)
     assert spec["args"] == ["--epochs", "90", "--epochs", "120", "--failed"]
     assert spec["env"][env.RESUME_FROM] == "j3"

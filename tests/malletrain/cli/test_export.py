@@ -3,6 +3,7 @@
 """
 
 import os
+import re
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_another_jobs_snapshot_is_not_this_ones(run, daemon, folder, monkeypatch
         assert result.exit_code == 1
         assert f"belongs to job {name}" in result.stderr
         os.unlink(folder / "run.pt")
-    assert "There is no snapshot of job j1" in run(*words).stderr
+    assert re.search(r"no snapshot of job j1.*\. Name one by its path\.", run(*words).stderr)
     monkeypatch.setenv("MALLETRAIN_DAEMON_ID", "d1")
     Snapshot(model=nn.Linear(1, 1)).save()
     assert run(*words).exit_code == 0

@@ -4,11 +4,14 @@ sent.
 
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from malletrain.cli.submit import EQUIVALENTS
 from malletrain.identity.keys import user_name
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError
@@ -251,7 +254,7 @@ def test_cancel(run, daemon):
     result = run("cancel", "j1", "train")
     assert result.exit_code == 0
     assert result.stdout == "Cancelled j1.\nCancelled train.\n"
-    assert daemon.seen == [("cancel", {"jobs": ["j1", "train"]})]
+    assert daemon.seen[0] == ("cancel", {"jobs": ["j1", "train"]})
 
 
 def test_cancel_partly_refused(run, daemon):
@@ -382,3 +385,78 @@ def test_paths_that_options_and_literals_name(tmp_path):
     }
     script.write_text("def")
     assert snapshot_paths(str(script), [], "/w") == set()
+
+
+def test_a_job_of_the_same_name_that_goes_on_is_named(run, daemon):
+    mine = [
+        job_view(id=name, name="train", owner=user_name(), state=state, ended=ended)
+        for name, state, ended in (
+            ("j3", "running", None),
+            ("j4", "completed", 9.0),
+            ("j5", "running", None),
+        )
+    ]
+    another_users = job_view(id="j6", name="train", owner=f"not-{user_name()}")
+    daemon.answers["jobs"] = lambda p: [*mine, another_users]
+    daemon.answers["cancel"] = lambda p: {
+        "results": [{"job": "j5", "ok": True, "sentence": "Job j5 (train) is cancelled."}]
+    }
+    done = run("cancel", "train")
+    assert (done.exit_code, done.stdout) == (0, "Job j5 (train) is cancelled.\n")
+    assert done.stderr == (
+        "Note: the name train is not unique. Job j3 goes on; malletrain cancel j3 ends it.\n"
+    )
+    assert run("cancel", "j5").stderr == ""
+    assert run("cancel", "--json", "train").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--epochs", "3"], r"No such option:? '?--epochs'?\. Options of the script stand after"),
+        (["--node", "1:4"], r"Did you mean --nodes, --module or --name\? Options of the script"),
+        (["-N", "4"], r"In place of -N of sbatch there is --nodes\. Options of the script"),
+        (["--ntasks=4"], "of sbatch there is --nodes, times --nproc-per-node."),
+        (["--max-restarts", "3"], "of torchrun there is nothing to give: the operator sets"),
+    ],
+)
+def test_an_unknown_option_before_the_script(run, daemon, script, words, sentence):
+    done = run("submit", *words, script)
+    assert done.exit_code == 2
+    assert re.search(sentence, done.stderr)
+    assert daemon.seen == []
+
+
+def test_the_page_has_every_equivalent():
+    page = (Path(__file__).parents[3] / "docs" / "submitting.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| ")]
+    for table in EQUIVALENTS.values():
+        for option, equivalent in table.items():
+            (cell,) = [c for names, c in rows if re.search(rf"`{option}[ =`]", names)]
+            word = equivalent.split(",")[0].split(" to give")[0]
+            assert word.split(" N")[0] in cell, option
+
+
+@pytest.mark.parametrize("words", [("submit", "train.py"), ("submit", "-m", "train")])
+def test_a_current_directory_that_is_gone(run, daemon, monkeypatch, tmp_path, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = run(*words)
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "The current directory no longer exists; change to another with cd, and run the command "
+        "again.\n",
+    )
+    assert daemon.seen == []
+
+
+def test_another_missing_file_is_not_taken_for_the_current_directory(run, monkeypatch):
+    def missing(*args):
+        raise FileNotFoundError(2, "No such file or directory", "x")
+
+    monkeypatch.setattr(sys.modules["malletrain.cli.submit"], "client_of", missing)
+    done = run("cancel", "j1")
+    assert done.exit_code == 1
+    assert "(FileNotFoundError): [Errno 2] No such file or directory: 'x'. Set" in done.stderr

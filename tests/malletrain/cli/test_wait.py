@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from malletrain.cli.common import jobs_go_on
 from malletrain.cli.wait import exit_code
+from malletrain.client import Connection
 from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers, detail, job_view
 
 ENDINGS = [("completed", 0), ("failed", 1), ("cancelled", 3)]
@@ -141,3 +143,59 @@ def test_looking_once_ends_with_exit_code_0(run, daemon):
     daemon.answers["job"] = lambda p: detail(job=job_view(state="failed", ended=1009.0))
     assert run("logs", "train").exit_code == 0
     assert run("status", "train").exit_code == 0
+
+
+def interrupted(*args, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("words", "request_"),
+    [
+        (("wait", "j1"), "events"),
+        (("submit", "--wait", "train.py"), "events"),
+        (("logs", "-f", "train"), "logs"),
+        (("logs", "-f", "--task", "3", "train"), "do"),
+        (("tasks", "--follow", "train"), "do"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else " ".join(each),
+)
+def test_ctrl_c_says_that_the_job_goes_on(run, daemon, monkeypatch, tmp_path, words, request_):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    monkeypatch.setattr(Connection, request_, interrupted_in(request_))
+    result = run(*words)
+    assert result.exit_code == 130
+    assert result.stderr == "\nJob j1 goes on; malletrain cancel j1 ends it.\n"
+
+
+def interrupted_in(request_):
+    """``do`` carries every request; that for tasks is the one that is interrupted."""
+    if request_ != "do":
+        return interrupted
+    carried = Connection.do
+    return lambda client, operation: (
+        interrupted() if operation.op == "tasks" else carried(client, operation)
+    )
+
+
+def test_ctrl_c_does_not_say_that_a_job_goes_on_that_has_ended(run, daemon, monkeypatch):
+    daemon.answers["job"] = lambda p: detail(job=job_view(state="completed", ended=1009.0))
+    monkeypatch.setattr(Connection, "logs", interrupted)
+    result = run("logs", "-f", "train")
+    assert (result.exit_code, result.stderr) == (130, "\nStopped.\n")
+
+
+def test_ctrl_c_where_a_state_is_watched(run, daemon, monkeypatch):
+    module = sys.modules["malletrain.cli.status"]
+    pause = SimpleNamespace(sleep=interrupted)
+    monkeypatch.setattr(module, "time", pause)
+    result = run("status", "--watch")
+    assert (result.exit_code, result.stderr) == (130, "\nStopped watching.\n")
+
+
+def test_jobs_that_go_on():
+    assert jobs_go_on(["j3", "j4"]) == ("Jobs j3 and j4 go on; malletrain cancel j3 j4 ends them.")
+    assert jobs_go_on([f"j{n}" for n in range(1000)]) == (
+        "1,000 jobs go on; malletrain cancel JOB ends one."
+    )

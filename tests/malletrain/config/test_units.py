@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,18 @@ def test_durations(text, seconds):
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("4G", 'write "4 GB" (powers of 1000) or "4 GiB" (powers of 1024, as the G of sbatch)'),
+        ("4 K", '"4 kB" (powers of 1000) or "4 KiB"'),
+    ],
+)
+def test_a_size_as_sbatch_writes_it_is_answered_with_both_meanings(text, words):
+    with pytest.raises(UnitError, match=re.escape(words)):
+        parse_size(text)
 
 
 @pytest.mark.parametrize(

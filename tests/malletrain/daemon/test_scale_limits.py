@@ -11,14 +11,16 @@ from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, sta
 
 def limit(daemon, job, low, high):
     with daemon.client("ann") as client:
-        client.call("scale", {"job": job, "min_nodes": low, "max_nodes": high}, changes=True)
+        limits = {"job": job, "min_nodes": low, "max_nodes": high}
+        return client.call("scale", limits, changes=True)["sentence"]
 
 
 def test_more_than_a_job_has_begun_with_is_refused_in_words(start, agent):  # noqa: F811
     machine = Imagined("n0")
     daemon = start(machine)
     job = daemon.submit("ann", max_nodes=2)
-    limit(daemon, job, 1, 3)  # it has not begun
+    assert "may use 1:3 nodes, not 1:2." in limit(daemon, job, 1, 3)  # it has not begun
+    assert "may use 1:3 nodes, as before." in limit(daemon, job, 1, 3)
     [lease] = lease_of(machine, "ann")
     one = agent(daemon, lease)
     one.hello()

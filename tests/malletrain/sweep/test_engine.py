@@ -184,7 +184,9 @@ def test_a_sweep_of_which_all_trials_failed_has_failed():
     world.turn()
     for job in world.jobs.jobs.values():
         job.state = "failed"
-    with pytest.raises(SweepError, match=r"All trials failed \(2\)\. Trial 1: its job j2 failed"):
+    with pytest.raises(
+        SweepError, match=r"All trials failed \(2\)\. Trial 1: its job j2 failed.* --name OTHER"
+    ):
         world.play()
 
 
@@ -225,7 +227,7 @@ def fail(world):
 
 def test_a_sweep_whose_trials_all_fail_stops():
     world = World(described(trials=20, at_once=2, more="most_failed = 3"))
-    words = r"trials failed and none ended well.*its job j\d failed"
+    words = r"failed and none ended well.*j\d failed.* run FILE --name OTHER.*sweep resume s"
     with pytest.raises(SweepError, match=words):
         fail(world)
     assert len(world.trials()) < 7

@@ -18,8 +18,9 @@ from malletrain import ElasticSampler
 from tests.hosts import exact
 from tests.integration.embedded import gone
 
-SAMPLES = 100_000
-"""Epochs of a training: more than it trains before it is told to end."""
+SAMPLES = 400_000
+"""Samples of a training: more than it trains in the two hours that 1,000 faults take on a busy
+machine, before it is told to end."""
 KINDS = ("restart", "live", "sharded", "service")
 SERVICE = """
 import os, threading, time

@@ -40,5 +40,7 @@ def test_the_reason_of_a_live_job_that_never_began(embedded):
         assert words in ended.reason
         assert "launcher ended" not in ended.reason
         failure = embedded.show(job).failure
-        assert failure.startswith("[rank 0]\n" + printed.rstrip())
+        sentence, _, lines = failure.partition("\n")
+        assert words in sentence
+        assert lines.startswith("[rank 0]\n" + printed.rstrip())
         assert output(embedded, job).startswith(printed)

@@ -79,6 +79,13 @@ def test_a_person_follows_submits_cancels_and_goes_on_after_the_daemon_was_kille
         tab.until_text("#job-facts", "cancelled")
         assert made.job("j2").state == "cancelled"
 
+        # Why a job failed stands there once.
+        broken = made.submit(made.script("broken.py", "raise ValueError('no data')"), name="broken")
+        made.until_state(broken, "failed")
+        tab.run(f"location.hash = '#/job/{broken}'")
+        tab.until_text(".failure", "[rank 0]")
+        assert tab.text("main").count("Rank 0 exited with code 1") == 1
+
         # The daemon is killed; the page says so, keeps what it has, and goes on with the next one.
         tab.click('a[href="#/"]')
         made.kill_daemon()

@@ -75,7 +75,7 @@ export function job(main, [id = ""]) {
     const waits = !job.nodes.length && !ENDED.has(job.state);
     replace(places.why,
       waits && h("p", { class: "why" }, h("b", {}, "Why it waits: "), job.reason || "it was only just submitted", "."),
-      !waits && job.reason && h("p", { class: "why" }, `${job.reason}.`),
+      !waits && job.reason && !(detail.failure ?? "").includes(job.reason) && h("p", { class: "why" }, `${job.reason}.`),
       detail.failure && h("pre", { class: "failure" }, detail.failure));
   }
 
